@@ -1,0 +1,58 @@
+"""Records: JSON files that are whole or absent, never half written."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leverbench.errors import LeverbenchError
+
+SCHEMA_VERSION = 1
+
+
+def digest(value: object) -> str:
+    """Returns the SHA-256 of a JSON-able value in canonical form, as 64 hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file under a temporary name, syncs it and renames it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a JSON record with its ``schema_version``; a NaN or infinity is a ValueError."""
+    body = {"schema_version": SCHEMA_VERSION, **record}
+    write_bytes(path, json.dumps(body, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Reads a record written by `write_record`.
+
+    Raises:
+        LeverbenchError: The file is missing, not a JSON object, or of another schema version.
+    """
+    cure = "Delete the file and run again: only it is made anew."
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise LeverbenchError("the record is missing", where=str(path), cure=cure) from None
+    except (OSError, ValueError) as error:
+        raise LeverbenchError(f"unreadable record ({error})", where=str(path), cure=cure) from None
+    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
+        raise LeverbenchError(
+            f"not a record of schema version {SCHEMA_VERSION}", where=str(path), cure=cure
+        )
+    return record
