@@ -32,6 +32,18 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Appends one JSON line, in one write, so that lines of several processes never mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Writes a JSON record with its ``schema_version``; a NaN or infinity is a ValueError."""
     body = {"schema_version": SCHEMA_VERSION, **record}

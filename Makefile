@@ -1,0 +1,47 @@
+# Two commands: `make campaign` and `make test`. Both set up what they need, once.
+PYTHON ?= python3
+VENV ?= .venv
+CORES ?= 8
+# Words added to the installation of torch, where you need another build of it than the default.
+TORCH_PIP_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: campaign test test-all lint setup setup-dev
+
+campaign: setup
+	$(BIN)/snakemake --cores $(CORES)
+
+setup: $(VENV)/.embedded
+
+# torch by itself with its dependencies, then the rest without: the engine pins other versions.
+$(VENV)/.embedded: envs/embedded.lock.txt $(wildcard envs/cpu_shim/*.toml envs/cpu_shim/*/*.py) pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH_PIP_ARGS) $$(grep '^torch==' envs/embedded.lock.txt)
+	$(PIP) install --no-deps -r envs/embedded.lock.txt
+	$(PIP) install --no-deps --force-reinstall ./envs/cpu_shim
+	$(PIP) install --no-deps --editable .
+	touch $@
+
+setup-dev: $(VENV)/.dev
+
+$(VENV)/.dev: $(VENV)/.embedded envs/dev.lock.txt
+	$(PIP) install --no-deps -r envs/dev.lock.txt
+	touch $@
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+	$(BIN)/mypy
+
+# Fast tests first: they fail within two minutes.
+test: lint
+	$(BIN)/pytest tests/unit
+	$(BIN)/pytest tests/workflow
+	$(BIN)/pytest -m "not long and not gpu" tests/engine
+
+test-all: test
+	$(BIN)/pytest -m "long or gpu" tests

@@ -1,0 +1,138 @@
+"""What the pipeline itself costs: wall time over the time that the measurement needs.
+
+Runs the embedded campaign from nothing in a copy of the project, on the real engine, and divides
+its wall time by the sum of what no tool could save: training the model, starting and stopping the
+servers, warm-up and measured windows. Beside it, every half second, the proportional set size (PSS)
+of all processes of the run that are neither engine nor training.
+
+    python benchmarks/overhead.py            # the whole campaign, about ten minutes
+    python benchmarks/overhead.py --quick    # one session of two variants
+
+The last line of the output is the figures as JSON: ``wall_ratio``, ``wall_s``, ``peak_pss_mb``, and
+the parts in seconds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+COPIED = ("Snakefile", "workflow", "config", "profiles", "envs")
+QUICK = ["--config", "sessions=1", "only=baseline,float32"]
+
+
+def main() -> None:
+    """Runs the campaign and prints its figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one session of two variants")
+    quick = parser.parse_args().quick
+    with tempfile.TemporaryDirectory(prefix="leverbench-overhead-") as directory:
+        print(json.dumps(measure(Path(directory), QUICK if quick else [])))
+
+
+def measure(directory: Path, arguments: list[str]) -> dict[str, float]:
+    """Runs the campaign in a fresh copy of the project and accounts for its wall time."""
+    project, run_dir = directory / "project", directory / "run"
+    for name in COPIED:
+        source = PROJECT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(source, project / name)
+    run_dir.mkdir(mode=0o700)
+    snakemake = Path(sys.executable).with_name("snakemake")
+    began = time.monotonic()
+    with (directory / "log").open("w") as log:
+        run = subprocess.Popen(
+            [snakemake, "--cores", "8", *arguments],
+            cwd=project,
+            env={**os.environ, "LEVERBENCH_RUN_DIR": str(run_dir)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        peak_bytes = 0
+        while run.poll() is None:
+            peak_bytes = max(peak_bytes, pipeline_pss_bytes(run.pid, run_dir))
+            time.sleep(0.5)
+    wall_s = time.monotonic() - began
+    if run.returncode != 0:
+        sys.exit((directory / "log").read_text()[-4000:])
+    needed_s = necessary_s(project, run_dir)
+    return {
+        "wall_ratio": round(wall_s / sum(needed_s.values()), 4),
+        "wall_s": round(wall_s, 1),
+        "peak_pss_mb": round(peak_bytes / 1e6, 1),
+        **{name: round(seconds, 1) for name, seconds in needed_s.items()},
+    }
+
+
+def necessary_s(project: Path, run_dir: Path) -> dict[str, float]:
+    """Sums up what the measurement itself took, from its own records."""
+    parts: dict[str, float] = defaultdict(float)
+    for line in (project / "state/history.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["what"] == "model":
+            parts["training_s"] += entry["seconds"]
+    at: dict[tuple[str, str], float] = {}
+    for line in (run_dir / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if "server_id" in event:
+            at[event["server_id"], event["what"]] = event["t_mono_s"]
+    for server_id in {server_id for server_id, _ in at}:
+        parts["start_s"] += at[server_id, "ready"] - at[server_id, "launch"]
+        parts["stop_s"] += at[server_id, "stopped"] - at[server_id, "stop"]
+    for record in project.glob("results/*/*/s*/*/c*.json"):
+        timing_s = json.loads(record.read_text())["timing_s"]
+        parts["warm_up_s"] += timing_s["warm_up"]
+        parts["windows_s"] += timing_s["window"]
+    return dict(parts)
+
+
+def pipeline_pss_bytes(root: int, run_dir: Path) -> int:
+    """Returns the PSS of the run's processes, without engine and training."""
+    total = 0
+    for pid in [root, *_descendants(root), *_keepers(run_dir)]:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"prepare_tiny_model" in command:
+                continue
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            children = [int(word) for word in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _keepers(run_dir: Path) -> list[int]:
+    """Keeper and guardian of each device: they are not below the run's process."""
+    pids: list[int] = []
+    for path in run_dir.glob("*.json"):
+        try:
+            state = json.loads(path.read_text())
+            pids += [state["keeper"][0], state["guardian"][0]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return pids
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""One row a point: the table that every figure and verdict is made from."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from leverbench.errors import LeverbenchError
+from leverbench.records import read_record, write_bytes
+
+Row = dict[str, Any]
+# Variant, session, workload, concurrency.
+Point = tuple[str, int, str, int]
+
+_TEXT, _WHOLE, _REAL, _FLAG = "str", "Int64", "float64", "boolean"
+_PARSERS: dict[str, type] = {_TEXT: str, _WHOLE: int, _REAL: float, _FLAG: bool}
+_TIMES = [
+    f"{s}_{t}_ms"
+    for t in ("ttft", "tpot", "itl", "e2e")
+    for s in ("mean", "p50", "p90", "p95", "p99")
+]
+_FIRST = {
+    "campaign": _TEXT,
+    "variant": _TEXT,
+    "parent": _TEXT,
+    "session": _WHOLE,
+    "workload": _TEXT,
+    "concurrency": _WHOLE,
+    "server_id": _TEXT,
+    "valid": _FLAG,
+    "invalid_reason": _TEXT,
+    "num_requests": _WHOLE,
+    "failures": _WHOLE,
+    "output_tok_per_s": _REAL,
+    "request_per_s": _REAL,
+    "mean_ttft_ms": _REAL,
+    "p99_ttft_ms": _REAL,
+    "mean_tpot_ms": _REAL,
+    "mean_itl_ms": _REAL,
+    "accept_length": _REAL,
+    "duration_s": _REAL,
+    "started_at": _TEXT,
+}
+COLUMNS = _FIRST | {
+    "protocol": _WHOLE,
+    "outcome": _TEXT,
+    "detail": _TEXT,
+    "launch_index": _WHOLE,
+    "requests_planned": _WHOLE,
+    "failure_messages": _TEXT,
+    "ended_at": _TEXT,
+    "steady_output_tok_per_s": _REAL,
+    **{name: _REAL for name in _TIMES if name not in _FIRST},
+    "warm_up_agreed": _FLAG,
+    "cached_tokens": _WHOLE,
+    "loop_lag_p99_ms": _REAL,
+    "delivered_concurrency": _REAL,
+    "command": _TEXT,
+    **{f"{name}_digest": _TEXT for name in ("launch", "model", "engine", "workload")},
+}
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Planned points of one session that have no valid row.
+
+    Attributes:
+        variant: Its variant.
+        session: Its session.
+        workload: Its workload.
+        concurrencies: The points concerned.
+        kind: ``failed`` (lasting), ``invalid`` (measured again by the next run) or ``missing``.
+        reason: The outcome or the cause in one word; empty where missing.
+        detail: The message that was recorded; empty where there is none.
+    """
+
+    variant: str
+    session: int
+    workload: str
+    concurrencies: tuple[int, ...]
+    kind: str
+    reason: str
+    detail: str
+
+
+def planned_points(plan: Mapping[str, Any]) -> list[Point]:
+    """Returns every point of a plan, by variant (in the plan's order), session, workload and C."""
+    return [
+        (variant, session, workload, concurrency)
+        for variant in plan["variants"]
+        for session, workload, concurrency in product(
+            sorted(session for name, session in plan["order"] if name == variant),
+            plan["workloads"],
+            sorted(map(int, plan["ladder"])),
+        )
+    ]
+
+
+def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) -> pd.DataFrame:
+    """Reads the point records of a campaign into one table.
+
+    A point without a record is shown by its last attempt, or by its session's last attempt to
+    launch, with ``valid`` false; without either it has no row.
+
+    Args:
+        plan_path: The campaign's ``plan.json``.
+        point_paths: The point records that exist.
+        attempts_dir: The campaign's folder under ``state/attempts``, which need not exist.
+
+    Returns:
+        The columns of `COLUMNS`, then one ``machine_*`` for each entry of the fingerprint. What
+        is not known is a missing value. Rows by variant (in the plan's order), session, workload
+        and concurrency.
+
+    Raises:
+        LeverbenchError: A record is truncated, or not a point of this campaign.
+    """
+    plan = read_record(plan_path)
+    rows: dict[Point, Row] = {}
+    for path in point_paths:
+        row = _row(plan, read_record(path), path)
+        point = _point(row)
+        if point in rows:
+            raise LeverbenchError("a second record of the same point", where=str(path))
+        rows[point] = row
+    for point in planned_points(plan):
+        variant, session, workload, concurrency = point
+        path = attempts_dir / variant / f"s{session}" / workload / f"c{concurrency}.jsonl"
+        if not (path.exists() or (plan_path.parent / variant / f"s{session}/server.json").exists()):
+            # The session was never launched: its points share the account of that.
+            path = attempts_dir / variant / f"s{session}" / "serve.jsonl"
+        if point not in rows and path.exists():
+            attempt = _last_attempt(path)
+            identity = {
+                "kind": "point",
+                "campaign": plan["campaign"],
+                "variant": variant,
+                "session": session,
+                "workload": workload,
+                "concurrency": concurrency,
+                "valid": False,
+                "invalid_reason": attempt.get("cause"),
+                "detail": attempt.get("detail"),
+            }
+            rows[point] = _row(plan, {**attempt, **(attempt.get("row") or {}), **identity}, path)
+    variants, workloads = list(plan["variants"]), list(plan["workloads"])
+    ordered = sorted(
+        rows.values(),
+        key=lambda row: (
+            variants.index(row["variant"]),
+            row["session"],
+            workloads.index(row["workload"]),
+            row["concurrency"],
+        ),
+    )
+    machine = sorted({name for row in ordered for name in row if name.startswith("machine_")})
+    types = COLUMNS | dict.fromkeys(machine, _TEXT)
+    return pd.DataFrame(ordered, columns=list(types)).astype(types)
+
+
+def write_measurements(measurements: pd.DataFrame, csv_path: Path, parquet_path: Path) -> None:
+    """Writes the table twice, each file whole or absent.
+
+    In the CSV a float has the fewest digits that give it back exactly, and no data is empty.
+    """
+    parquet = io.BytesIO()
+    measurements.to_parquet(parquet, index=False)
+    write_bytes(parquet_path, parquet.getvalue())
+    write_bytes(csv_path, measurements.to_csv(index=False, lineterminator="\n").encode())
+
+
+def read_measurements(parquet_path: Path) -> pd.DataFrame:
+    """Reads a table of `write_measurements`.
+
+    Raises:
+        LeverbenchError: The file is missing or not such a table.
+    """
+    cure = "Delete the file and run again: it is made anew from the records."
+    try:
+        measurements = pd.read_parquet(parquet_path)
+    except (OSError, ValueError) as error:
+        message = f"unreadable measurements ({error})"
+        raise LeverbenchError(message, where=str(parquet_path), cure=cure) from None
+    if missing := [name for name in COLUMNS if name not in measurements]:
+        message = f"measurements without {', '.join(missing)}"
+        raise LeverbenchError(message, where=str(parquet_path), cure=cure)
+    return measurements
+
+
+def as_rows(measurements: pd.DataFrame) -> list[Row]:
+    """Returns the table's rows as plain values, with None where there is no data."""
+    plain = measurements.astype(object).where(measurements.notna(), None)
+    return [dict(row) for row in plain.to_dict("records")]
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Returns the valid rows of the newest protocol among them: the others are not pooled."""
+    valid = [row for row in rows if row["valid"]]
+    latest = max((row["protocol"] or 0 for row in valid), default=0)
+    return [row for row in valid if (row["protocol"] or 0) == latest]
+
+
+def holes(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Hole]:
+    """Returns the planned points without a valid row; those of one cause stand together."""
+    by_point = {_point(row): row for row in rows}
+    grouped: dict[tuple[str, ...], list[Point]] = {}
+    for point in [*planned_points(plan), *by_point]:
+        row = by_point.get(point)
+        if row is not None and row["valid"]:
+            continue
+        if row is None:
+            account = ("missing", "", "")
+        else:
+            lasting = row["outcome"] not in (None, "measured")
+            kind = "failed" if lasting else "invalid"
+            account = (kind, row["invalid_reason"] or "", row["detail"] or "")
+        variant, session, workload, _ = point
+        group = grouped.setdefault((variant, str(session), workload, *account), [])
+        if point not in group:
+            group.append(point)
+    return [
+        Hole(*points[0][:3], tuple(point[3] for point in points), *key[3:])
+        for key, points in grouped.items()
+    ]
+
+
+def _point(row: Row) -> Point:
+    return row["variant"], row["session"], row["workload"], row["concurrency"]
+
+
+def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
+    """Flattens a point record, or an attempt that was given a point's identity."""
+    try:
+        if record["kind"] != "point" or record["campaign"] != plan["campaign"]:
+            raise ValueError(f"a {record['kind']} of campaign {record['campaign']}")
+        values = {
+            **record,
+            **(record.get("metrics") or {}),
+            **(record.get("client") or {}),
+            **{f"{name}_digest": value for name, value in (record.get("digests") or {}).items()},
+            # The plan says what a variant is compared with: it may have changed since.
+            "parent": plan["variants"][record["variant"]]["parent"],
+            "failure_messages": "\n".join(record.get("failure_messages") or ()) or None,
+            "warm_up_agreed": (record.get("warm_up") or {}).get("agreed"),
+        }
+        if not values["valid"]:
+            values["invalid_reason"] = values.get("invalid_reason") or values.get("outcome")
+        row = {
+            name: None if values.get(name) is None else _PARSERS[kind](values[name])
+            for name, kind in COLUMNS.items()
+        }
+        if None in (*_point(row), row["valid"]):
+            raise ValueError("a point without its session, concurrency or validity")
+        if not (row["variant"] in plan["variants"] and row["workload"] in plan["workloads"]):
+            raise ValueError(f"{row['variant']} under {row['workload']} is not in the plan")
+        machine = (record.get("machine") or {}).items()
+        return row | {f"machine_{name}": str(value) for name, value in machine}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LeverbenchError(
+            f"not a point of campaign {plan['campaign']} ({error!r})",
+            where=str(path),
+            cure="Delete the file and run again: only it is made anew.",
+        ) from None
+
+
+def _last_attempt(path: Path) -> Mapping[str, Any]:
+    """Returns the last whole line: a kill can leave half a line behind."""
+    for line in reversed(path.read_text(errors="replace").splitlines()):
+        try:
+            attempt = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(attempt, dict):
+            return attempt
+    raise LeverbenchError("no readable attempt", where=str(path), cure="Delete the file.")

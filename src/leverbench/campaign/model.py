@@ -1,0 +1,143 @@
+"""The resolved campaign: plain values, with nothing left to inherit or to default."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A server's settings.
+
+    Attributes:
+        name: Which engine implementation launches it.
+        python: Its interpreter; None is the one that runs leverbench.
+        wrapper: Words before the command.
+        args: Arguments without the leading dashes.
+        env: Environment added to the server's.
+    """
+
+    name: str
+    python: str | None
+    wrapper: tuple[str, ...]
+    args: Mapping[str, ArgValue]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration of the server.
+
+    Attributes:
+        name: Name of the variant, used in paths.
+        parent: The variant it differs from, or None for a root.
+        levers: Names of what differs.
+        confounded: More than one lever differs.
+        control: ``a-a`` for a variant that differs in nothing, else None.
+        sessions: How often its server is launched.
+        engine: The resolved settings.
+        delta: What differs from the parent: ``{"args.dtype": [old, new]}``.
+    """
+
+    name: str
+    parent: str | None
+    levers: tuple[str, ...]
+    confounded: bool
+    control: str | None
+    sessions: int
+    engine: Engine
+    delta: Mapping[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of the server; lengths in tokens."""
+
+    dataset: str
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question with a known answer; ``expect`` None asks for the same answer twice."""
+
+    prompt: str = "Capital of France in one word?"
+    expect: str | None = "Paris"
+    match: str = "exact"
+    max_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the measurement, in the unit that the name ends with."""
+
+    min_window_s: float = 10.0
+    warm_up_agreement: float = 0.1
+    max_warm_up_windows: int = 8
+    start_timeout_s: float = 1800.0
+    request_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A campaign file, validated and resolved.
+
+    Attributes:
+        name: Name of the campaign.
+        file: The file that it was read from.
+        description: A sentence for the report, or None.
+        target_output_tok_per_s: What the user needs, or None.
+        model_path: Folder of the model, as written in the file.
+        prepare: How the workflow makes the model, or None.
+        gpus: GPUs of one server; 0 is the CPU.
+        variants: By name, in the file's order.
+        workloads: By name.
+        ladder: Requests by concurrency.
+        seed: Seeds prompts, order and the prepared model.
+        probe: The question asked before and after each point.
+        limits: Bounds of the measurement.
+        overrides: What the command line changed.
+    """
+
+    name: str
+    file: str
+    description: str | None
+    target_output_tok_per_s: float | None
+    model_path: str
+    prepare: str | None
+    gpus: int
+    variants: Mapping[str, Variant]
+    workloads: Mapping[str, Workload]
+    ladder: Mapping[int, int]
+    seed: int
+    probe: Probe
+    limits: Limits
+    overrides: Mapping[str, Any]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that one server takes: ``("cpu",)`` or ``("gpu0", "gpu1", ...)``."""
+        return tuple(f"gpu{index}" for index in range(self.gpus)) or ("cpu",)
+
+    def requests(self, concurrency: int) -> int:
+        """Returns the number of requests at a concurrency.
+
+        Outside the ladder it is interpolated linearly between its steps (beyond them, in
+        proportion to the nearest), and at least twice the concurrency.
+        """
+        if concurrency in self.ladder:
+            return self.ladder[concurrency]
+        below = max((c for c in self.ladder if c < concurrency), default=None)
+        above = min((c for c in self.ladder if c > concurrency), default=None)
+        if below is not None and above is not None:
+            share = (concurrency - below) / (above - below)
+            count = self.ladder[below] + share * (self.ladder[above] - self.ladder[below])
+        else:
+            nearest = below if below is not None else above
+            if nearest is None:
+                raise ValueError("the ladder is empty")
+            count = self.ladder[nearest] * concurrency / nearest
+        return max(round(count), 2 * concurrency)

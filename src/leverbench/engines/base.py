@@ -1,0 +1,132 @@
+"""What leverbench asks of a serving engine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.campaign.model import Probe
+from leverbench.errors import LeverbenchError
+from leverbench.load.client import StreamingEndpoint
+
+
+class NoAnswer(Exception):
+    """A running server did not answer, or not in a way that makes sense.
+
+    Args:
+        detail: What happened.
+        status: The HTTP status, where there was one.
+    """
+
+    def __init__(self, detail: str, status: int | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class EngineIdentity:
+    """An installed engine: its version, and a digest of the files that it was installed with."""
+
+    name: str
+    version: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class AppliedLever:
+    """What a running server says of one setting.
+
+    Attributes:
+        key: The setting, as in a variant's delta: ``args.NAME`` or ``env.NAME``.
+        asked: The value that the campaign asks for; None where it asks for absence.
+        seen: The value found in the running server, None where none was found.
+        applied: Whether they agree; None where the server does not tell.
+        evidence: Where ``seen`` was read.
+    """
+
+    key: str
+    asked: Any
+    seen: Any
+    applied: bool | None
+    evidence: str
+
+
+class Engine(Protocol):
+    """A serving engine.
+
+    Methods that take a ``base_url`` talk to a running server, and raise `NoAnswer`.
+    """
+
+    name: str
+    # Path of the HTTP endpoint that answers 200 once the server takes requests.
+    ready_path: str
+    # Seconds between the request to stop and the kill, with no request in flight.
+    stop_grace_s: float
+    # A line of the server's log that tells of compilation, tuning or capture.
+    compile_pattern: re.Pattern[str]
+
+    def lever_family(self, key: str) -> str:
+        """Returns the lever to which ``args.NAME`` or ``env.NAME`` belongs."""
+        ...
+
+    def identify(self, settings: EngineSettings) -> EngineIdentity:
+        """Returns which engine the interpreter has; `LeverbenchError` where it has none."""
+        ...
+
+    def check_arguments(
+        self, several: Sequence[EngineSettings], identity: EngineIdentity
+    ) -> list[dict[str, Any] | LeverbenchError]:
+        """Asks the installed engine's own parser about several command lines of one interpreter.
+
+        Returns:
+            For each, its arguments' ``[field, value]`` as parsed, or why it is refused, with the
+            nearest flags as the cure.
+
+        Raises:
+            LeverbenchError: The engine does not import, or an argument is leverbench's own.
+        """
+        ...
+
+    def command(self, settings: EngineSettings, model_path: Path) -> tuple[str, ...]:
+        """Returns the argv of a server; the word ``{port}`` stands for its port."""
+        ...
+
+    def environment(self, settings: EngineSettings) -> dict[str, str]:
+        """Returns the environment added to the server's, the campaign's own included."""
+        ...
+
+    def endpoint(self, base_url: str) -> StreamingEndpoint:
+        """Returns the streaming endpoint that takes and gives token ids."""
+        ...
+
+    def ask(self, base_url: str, probe: Probe, timeout_s: float) -> str:
+        """Returns the answer to the probe's prompt, at temperature 0."""
+        ...
+
+    def flush_cache(self, base_url: str, timeout_s: float) -> None:
+        """Empties the prefix cache, waiting until no request runs."""
+        ...
+
+    def server_info(self, base_url: str, timeout_s: float) -> dict[str, Any]:
+        """Returns ``{"effective": arguments in force, "memory": report, "version": text}``."""
+        ...
+
+    def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
+        """Returns the server's own counters of tokens; None where it does not publish them."""
+        ...
+
+    def applied(
+        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any, was: Any
+    ) -> AppliedLever:
+        """Compares an argument asked for with the effective arguments of a running server.
+
+        Args:
+            parsed: What `check_arguments` gave for the server's settings.
+            info: What `server_info` gave.
+            key: ``args.NAME``.
+            asked: The value asked for; None for an argument that the parent had as ``was``.
+            was: The parent's value of a removed argument, else None.
+        """
+        ...

@@ -1,0 +1,337 @@
+"""SGLang: command line, endpoints, log lines. Checked with 0.5.23."""
+
+import difflib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.campaign.model import Probe
+from leverbench.engines.base import AppliedLever, EngineIdentity, NoAnswer
+from leverbench.errors import LeverbenchError
+from leverbench.load.client import StreamSummary
+from leverbench.load.workload import Request
+
+# leverbench's own: a campaign that sets them would measure something else than it says.
+_OWNED = ("model-path", "model", "host", "port", "config")
+
+# Prefixes of arguments and variables that are turned together when one lever is pulled.
+_FAMILIES = (
+    ("args.speculative-", "speculation"),
+    ("args.cuda-graph-", "cuda-graph"),
+    ("args.disaggregation-", "disaggregation"),
+    ("args.fp8-gemm-", "fp8-gemm"),
+    ("args.moe-", "moe"),
+    ("args.ep", "expert-parallel"),
+    ("args.hicache-", "hicache"),
+    ("args.lora-", "lora"),
+    ("env.NCCL_", "nccl"),
+    ("env.OMP_", "openmp"),
+    ("env.TRITON_", "triton"),
+    ("python", "engine"),
+    ("wrapper", "engine"),
+)
+
+# Flags that newer versions call otherwise.
+_RENAMED = {
+    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
+    "--cuda-graph-bs": "--cuda-graph-bs-decode",
+    "--enable-dp-attention": "--attn-dp-size",
+    "--disable-cuda-graph-padding": "--cuda-graph-bs-decode",
+    "--enable-ep-moe": "--ep-size",
+}
+
+_IDENTIFY = (
+    "import importlib.metadata as m, hashlib, json; d = m.distribution('sglang');"
+    "print(json.dumps([d.version, hashlib.sha256((d.read_text('RECORD') or d.version)"
+    ".encode()).hexdigest()]))"
+)
+
+
+@dataclass(frozen=True)
+class _GenerateEndpoint:
+    """The native streaming endpoint: token ids in, cumulative token ids out."""
+
+    url: str
+    headers: Mapping[str, str]
+
+    def body(self, request: Request) -> bytes:
+        return orjson.dumps(
+            {
+                "input_ids": request.input_ids,
+                "sampling_params": {
+                    "max_new_tokens": request.output_tokens,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                },
+                "stream": True,
+            }
+        )
+
+    def parse(self, events: Sequence[bytes]) -> StreamSummary:
+        cumulative: list[int] = []
+        output_ids: tuple[int, ...] | None = None
+        meta: dict[str, Any] = {}
+        for event in events:
+            data = orjson.loads(event)
+            if "error" in data:
+                message = str(data["error"].get("message", data["error"]))
+                return StreamSummary((), None, None, None, None, None, message)
+            meta = data["meta_info"]
+            cumulative.append(meta["completion_tokens"])
+            output_ids = tuple(data["output_ids"])
+        reason = meta.get("finish_reason")
+        return StreamSummary(
+            cumulative_output_tokens=tuple(cumulative),
+            prompt_tokens=meta.get("prompt_tokens"),
+            cached_tokens=meta.get("cached_tokens"),
+            finish_reason=reason.get("type") if isinstance(reason, dict) else reason,
+            accept_length=meta.get("spec_accept_length"),
+            output_ids=output_ids,
+            error=None,
+        )
+
+
+class SGLang:
+    """The SGLang server, through ``python -m sglang.launch_server``."""
+
+    name = "sglang"
+    ready_path = "/health"
+    stop_grace_s = 3.0
+    compile_pattern = re.compile(
+        r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
+    )
+
+    def lever_family(self, key: str) -> str:
+        """Returns the lever to which ``args.NAME`` or ``env.NAME`` belongs."""
+        for prefix, family in _FAMILIES:
+            if key.startswith(prefix):
+                return family
+        return key.partition(".")[2] or key
+
+    def identify(self, settings: EngineSettings) -> EngineIdentity:
+        """Returns which SGLang the interpreter has."""
+        command = [*settings.wrapper, settings.python or sys.executable]
+        try:
+            done = subprocess.run(
+                [*command, "-c", _IDENTIFY], capture_output=True, text=True, timeout=120
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LeverbenchError(
+                f"the engine's interpreter does not run ({error})",
+                where=" ".join(command),
+                cure="Set engine.python and engine.wrapper in the campaign.",
+            ) from None
+        if done.returncode != 0:
+            raise LeverbenchError(
+                "this interpreter has no SGLang",
+                where=" ".join(command),
+                cure="Install it there, or name another with engine.python in the campaign.",
+            )
+        version, digest = json.loads(done.stdout.splitlines()[-1])
+        return EngineIdentity(self.name, version, digest)
+
+    def check_arguments(
+        self, several: Sequence[EngineSettings], identity: EngineIdentity
+    ) -> list[dict[str, Any] | LeverbenchError]:
+        """Asks the installed version's own parser; it imports the engine, which takes seconds."""
+        questions = []
+        for settings in several:
+            argv = self.command(settings, Path("model"))
+            words = ["0" if word == "{port}" else word for word in argv]
+            flags = {name: _words(name, value) for name, value in settings.args.items()}
+            start = words.index("sglang.launch_server") + 1
+            questions.append({"argv": words[start:], "flags": flags})
+        first = several[0]
+        # As text, since a container does not see this file.
+        script = Path(__file__).with_name("sglang_arguments.py").read_text(encoding="utf-8")
+        done = subprocess.run(
+            [*first.wrapper, first.python or sys.executable, "-c", script],
+            input=json.dumps(questions),
+            capture_output=True,
+            text=True,
+            env={**os.environ, **self.environment(first)},
+            timeout=600,
+        )
+        if done.returncode != 0:
+            raise LeverbenchError(
+                f"SGLang {identity.version} does not import: {_last_line(done.stderr)}",
+                where=first.python or sys.executable,
+                cure="Start it by hand once: python -m sglang.launch_server --help.",
+            )
+        said = json.loads(done.stdout.splitlines()[-1])
+        return [
+            LeverbenchError(
+                f"SGLang {identity.version} refuses the arguments: {answer['error']}",
+                cure=_cure(answer["error"], said["options"]),
+            )
+            if answer["error"]
+            else answer["fields"]
+            for answer in said["answers"]
+        ]
+
+    def command(self, settings: EngineSettings, model_path: Path) -> tuple[str, ...]:
+        """Returns the argv; ``{port}`` stands for the port."""
+        for name in _OWNED:
+            if name in settings.args:
+                raise LeverbenchError(
+                    f"args.{name} is set by leverbench itself",
+                    cure="Remove it (the model's folder is model.path).",
+                )
+        python = settings.python or sys.executable
+        argv = [*settings.wrapper, python, "-m", "sglang.launch_server"]
+        argv += ["--model-path", str(model_path), "--host", "127.0.0.1", "--port", "{port}"]
+        for name, value in settings.args.items():
+            argv += _words(name, value)
+        return tuple(argv)
+
+    def environment(self, settings: EngineSettings) -> dict[str, str]:
+        """Returns the campaign's variables, with plugins off unless it names them.
+
+        Without SGLANG_PLUGINS every plugin that happens to be installed would be loaded.
+        """
+        return {"SGLANG_PLUGINS": "none", "HF_HUB_OFFLINE": "1", **settings.env}
+
+    def endpoint(self, base_url: str) -> _GenerateEndpoint:
+        """Returns the native ``/generate`` endpoint."""
+        return _GenerateEndpoint(f"{base_url}/generate", {"Content-Type": "application/json"})
+
+    def ask(self, base_url: str, probe: Probe, timeout_s: float) -> str:
+        """Returns the answer of ``/v1/chat/completions`` at temperature 0."""
+        question = {
+            "model": "default",
+            "messages": [{"role": "user", "content": probe.prompt}],
+            "temperature": 0,
+            "max_tokens": probe.max_tokens,
+        }
+        answer = _json(f"{base_url}/v1/chat/completions", timeout_s, question)
+        try:
+            return str(answer["choices"][0]["message"]["content"])
+        except (KeyError, IndexError, TypeError):
+            raise NoAnswer(f"no answer in {json.dumps(answer)[:200]}") from None
+
+    def flush_cache(self, base_url: str, timeout_s: float) -> None:
+        """Empties the prefix cache; SGLang refuses with 400 while a request runs."""
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                _fetch(f"{base_url}/flush_cache", timeout_s, b"")
+                return
+            except NoAnswer as error:
+                if error.status != 400 or time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
+
+    def server_info(self, base_url: str, timeout_s: float) -> dict[str, Any]:
+        """Reads ``/server_info`` (``/get_server_info`` before 0.5.15)."""
+        try:
+            info = _json(f"{base_url}/server_info", timeout_s)
+        except NoAnswer as error:
+            if error.status != 404:
+                raise
+            info = _json(f"{base_url}/get_server_info", timeout_s)
+        states = info.pop("internal_states", None) or [{}]
+        return {
+            "version": info.get("version"),
+            "memory": states[0].get("memory_usage"),
+            "effective": {key: value for key, value in info.items() if _is_plain(value)},
+        }
+
+    def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
+        """Reads the token counters of ``/metrics``; None without ``enable-metrics``."""
+        try:
+            text = _fetch(f"{base_url}/metrics", timeout_s).decode()
+        except NoAnswer as error:
+            if error.status != 404:
+                raise
+            return None
+        totals: dict[str, float] = {}
+        for line in text.splitlines():
+            match = re.match(
+                r"sglang:(prompt_tokens|generation_tokens|cached_tokens)_total(?:{.*})? (\S+)", line
+            )
+            if match:
+                key = f"{match[1]}_total"
+                totals[key] = totals.get(key, 0.0) + float(match[2])
+        return totals or None
+
+    def applied(
+        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any, was: Any
+    ) -> AppliedLever:
+        """Looks the argument's field up in the effective arguments.
+
+        A removed argument is applied if its field no longer has the parent's value; where it
+        still has, that may be its default, and nothing is shown.
+        """
+        name = key.partition(".")[2]
+        field, value = parsed.get(name, (name.replace("-", "_"), asked))
+        effective = info["effective"]
+        if field not in effective:
+            return AppliedLever(key, asked, None, None, f"/server_info has no {field}")
+        seen = effective[field]
+        applied = seen == value if asked is not None else (True if seen != was else None)
+        return AppliedLever(key, asked, seen, applied, f"/server_info: {field}")
+
+
+def _words(name: str, value: Any) -> list[str]:
+    flag = f"--{name}"
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def _cure(message: str, options: Sequence[str]) -> str:
+    cures = []
+    for flag in dict.fromkeys(re.findall(r"--[a-z0-9-]+", message)):
+        if flag in options:
+            continue
+        near = [_RENAMED[flag]] if _RENAMED.get(flag) in options else []
+        near = near or difflib.get_close_matches(flag, options, n=3, cutoff=0.75)
+        cures.append(f"{flag}: {'perhaps ' + ' or '.join(near) if near else 'no such flag'}")
+    return "; ".join(cures) or "Its --help says what it takes."
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool, list))
+
+
+def _fetch(url: str, timeout_s: float, body: bytes | None = None) -> bytes:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            content: bytes = response.read()
+    except urllib.error.HTTPError as error:
+        raise NoAnswer(f"{url}: {error.code} {error.reason}", error.code) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"{url}: {error!r}") from None
+    return content
+
+
+def _json(url: str, timeout_s: float, question: object = None) -> dict[str, Any]:
+    body = None if question is None else json.dumps(question).encode()
+    try:
+        answer = json.loads(_fetch(url, timeout_s, body))
+    except ValueError as error:
+        raise NoAnswer(f"{url}: not JSON ({error})") from None
+    if not isinstance(answer, dict):
+        raise NoAnswer(f"{url}: not a JSON object")
+    return answer

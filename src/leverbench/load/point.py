@@ -1,0 +1,264 @@
+"""One measured point: probe, warm up, measure, probe again, judge, record."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from leverbench import records
+from leverbench.campaign.slices import Launch, Point
+from leverbench.load.client import run_window
+from leverbench.load.metrics import point_metrics
+from leverbench.load.requests_table import write_no_requests, write_requests
+from leverbench.load.validity import INVALID, InvalidReason, judge
+from leverbench.load.window import Window
+from leverbench.load.workload import make_requests
+from leverbench.serving.failures import (
+    LastingFailure,
+    Outcome,
+    PassingFailure,
+    attempt_twice,
+)
+from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
+
+HISTORY = Path("state/history.jsonl")
+# More requests than the warm-up's rate asks for, since a measured window may run a little faster.
+_WINDOW_MARGIN = 1.15
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A window with everything that its record tells."""
+
+    session: Session
+    window: Window
+    metrics: Mapping[str, float | None]
+    warm_up: Mapping[str, Any]
+    probe: Mapping[str, Any]
+    counters: Mapping[str, Any]
+    reasons: tuple[InvalidReason, ...]
+    timing_s: Mapping[str, float]
+
+
+def bench(
+    launch_params: Mapping[str, Any],
+    point_params: Mapping[str, Any],
+    session_record: Path,
+    record: Path,
+    requests: Path,
+) -> None:
+    """Measures a point on its session's server and records it.
+
+    The server is launched again if it is gone. A session whose server cannot serve gives a
+    record that says so; a void window is tried once more where its cause is independent of the
+    result, and else fails the job, with what was measured kept in ``state/attempts/``.
+
+    Args:
+        launch_params: The launch slice of the session.
+        point_params: The point slice.
+        session_record: ``server.json`` of the session.
+        record: The point's record.
+        requests: The point's Parquet file, one row a request.
+
+    Raises:
+        LeverbenchError: A passing failure remains.
+    """
+    launch, point = Launch.from_params(launch_params), Point.from_params(point_params)
+    started = records.read_record(session_record)
+    about = {
+        "kind": "point",
+        "campaign": launch.campaign,
+        "variant": launch.variant,
+        "session": launch.session,
+        "workload": point.workload_name,
+        "concurrency": point.concurrency,
+        "protocol": launch_params["protocol"],
+        "requests_planned": point.requests,
+        "digests": {
+            "launch": records.digest(dict(launch_params)),
+            "workload": records.digest(asdict(point.workload)),
+        },
+        "command": f"snakemake --cores all --force {record}",
+    }
+    failure: LastingFailure | None = None
+    if started["outcome"] != Outcome.OK:
+        failure = LastingFailure(Outcome.NO_SERVER, str(started["detail"]))
+    else:
+        folder = f"{launch.campaign}/{launch.variant}/s{launch.session}/{point.workload_name}"
+        account = Path("state/attempts") / folder / f"c{point.concurrency}.jsonl"
+        began = time.monotonic()
+        try:
+            measured = attempt_twice(lambda: _measure(launch, point, about), account, about)
+        except LastingFailure as error:
+            failure = error
+    if failure is not None:
+        write_no_requests(requests, about)
+        empty = {"outcome": failure.outcome, "detail": failure.detail, "valid": False}
+        records.write_record(record, {**about, **empty, "invalid_reason": failure.outcome})
+        return
+    # The requests first: a record that exists has its requests beside it.
+    write_requests(requests, measured.window, about)
+    again = measured.session.server.server_id != started["server_id"]
+    records.write_record(record, {**_row(about, measured), "launch_index": 2 if again else 1})
+    seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
+    records.append_line(HISTORY, {"what": f"point c{point.concurrency}", "seconds": seconds})
+
+
+def _measure(launch: Launch, point: Point, about: Mapping[str, Any]) -> _Measured:
+    with open_session(launch, measured=True) as session:
+        clock = _Clock()
+        before = ask_probe(session, launch.probe)
+        if not before["right"]:
+            raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
+        clock.lap("probe_before")
+        warm_up, rate = _warm_up(session, launch, point)
+        clock.lap("warm_up")
+        count = max(point.requests, point.concurrency * _waves(point, rate))
+        asked = make_requests(
+            point.workload, count, session.facts.vocabulary, _seed(launch, point, "measured")
+        )
+        session.engine.flush_cache(session.server.base_url, ASK_TIMEOUT_S)
+        counters_before = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
+        log_from = session.server.log_size()
+        clock.lap("prepare")
+        window = run_window(
+            session.engine.endpoint(session.server.base_url),
+            asked,
+            point.concurrency,
+            request_timeout_s=launch.request_timeout_s,
+        )
+        clock.lap("window")
+        session.server.check_alive()
+        log = session.server.read_log(log_from)
+        counters_after = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
+        after = ask_probe(session, launch.probe, before["answer"])
+        clock.lap("probe_after")
+    metrics = point_metrics(window)
+    reasons = list(
+        judge(window, metrics, min_window_s=point.min_window_s, prefix_hits_expected=False)
+    )
+    if not warm_up["agreed"]:
+        reasons.append(InvalidReason.UNSTEADY_WARM_UP)
+    if compiled := _compiled(session.engine.compile_pattern, log):
+        reasons.append(InvalidReason.COMPILED_IN_WINDOW)
+    if not after["right"]:
+        reasons.append(InvalidReason.PROBE_FAILED_AFTER)
+    measured = _Measured(
+        session=session,
+        window=window,
+        metrics=metrics,
+        warm_up=warm_up,
+        probe={"before": before, "after": after},
+        counters={"before": counters_before, "after": counters_after},
+        reasons=tuple(reasons),
+        timing_s={"lease": session.lease_s, **clock.laps_s},
+    )
+    if reasons:
+        raise PassingFailure(
+            cause=reasons[0],
+            detail="; ".join(INVALID[reason].meaning for reason in reasons)
+            + (f" ({compiled})" if compiled else ""),
+            retry=all(INVALID[reason].retry for reason in reasons),
+            row=_row(about, measured),
+        )
+    return measured
+
+
+class _Clock:
+    """Durations of successive steps."""
+
+    def __init__(self) -> None:
+        self.laps_s: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps_s[name] = round(now - self._last, 4)
+        self._last = now
+
+
+def _seed(launch: Launch, point: Point, phase: str) -> list[object]:
+    """Names a window: variants share its prompts, sessions and phases do not."""
+    return [point.seed, launch.session, point.workload_name, point.concurrency, phase]
+
+
+def _warm_up(session: Session, launch: Launch, point: Point) -> tuple[dict[str, Any], float]:
+    """Runs windows at the measured shape until two successive ones agree.
+
+    Returns:
+        The record of the warm-up, and the last window's rate in requests per second.
+    """
+    rates: list[float] = []
+    tok_per_s: list[float] = []
+    agreed = False
+    # Two waves: one wave alone would be ramp-up and drain.
+    count = 2 * point.concurrency
+    while not agreed and len(rates) < point.max_warm_up_windows:
+        phase = f"warm-up-{len(rates) + 1}"
+        window = run_window(
+            session.engine.endpoint(session.server.base_url),
+            make_requests(
+                point.workload, count, session.facts.vocabulary, _seed(launch, point, phase)
+            ),
+            point.concurrency,
+            request_timeout_s=launch.request_timeout_s,
+        )
+        session.server.check_alive()
+        done = window.successful
+        if len(done) < count:
+            errors = [row.error for row in window.rows if row.error]
+            raise PassingFailure(
+                InvalidReason.FAILED_REQUESTS, f"in warm-up: {errors[0]}", retry=False
+            )
+        rates.append(len(done) / window.duration_s)
+        tok_per_s.append(rates[-1] * point.workload.output_tokens)
+        if len(rates) > 1:
+            agreed = abs(rates[-1] / rates[-2] - 1) < point.warm_up_agreement
+    return {"windows_tok_per_s": tok_per_s, "agreed": agreed}, rates[-1]
+
+
+def _waves(point: Point, requests_per_s: float) -> int:
+    """Returns how many waves of C requests fill the shortest window at the warm-up's rate."""
+    needed = requests_per_s * point.min_window_s * _WINDOW_MARGIN
+    return int(-(-needed // point.concurrency))
+
+
+def _compiled(pattern: re.Pattern[str], log: str) -> str | None:
+    return next((line.strip()[:200] for line in log.splitlines() if pattern.search(line)), None)
+
+
+def _row(about: Mapping[str, Any], measured: _Measured) -> dict[str, Any]:
+    window, evidence = measured.window, measured.session.evidence
+    cached = [row.cached_tokens for row in window.rows if row.cached_tokens is not None]
+    errors = [row.error for row in window.rows if row.error is not None]
+    ended = window.started_at_unix_s + window.duration_s
+    return {
+        **about,
+        "outcome": Outcome.MEASURED,
+        "detail": None,
+        "valid": not measured.reasons,
+        "invalid_reason": measured.reasons[0] if measured.reasons else None,
+        "server_id": measured.session.server.server_id,
+        "digests": {**about["digests"], **evidence["digests"]},
+        "machine": evidence["machine"],
+        "num_requests": len(window.rows),
+        "failures": len(window.rows) - len(window.successful),
+        "failure_messages": list(dict.fromkeys(errors))[:10],
+        "started_at": _iso(window.started_at_unix_s),
+        "ended_at": _iso(ended),
+        "duration_s": window.duration_s,
+        "metrics": dict(measured.metrics),
+        "warm_up": dict(measured.warm_up),
+        "cached_tokens": sum(cached) if cached else None,
+        "client": asdict(window.audit),
+        "probe": dict(measured.probe),
+        "counters": dict(measured.counters),
+        "timing_s": dict(measured.timing_s),
+    }
+
+
+def _iso(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,112 @@
+"""When a measured point is void, and why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from leverbench.load.window import Failure, Window
+
+# A client whose loop is late by this share of a token's time shifts what it reports by as much.
+MAX_LAG_SHARE_OF_TPOT = 0.10
+# Below this, lateness is the scheduler's and the timer's (1 ms resolution), not the client's.
+MIN_CLIENT_BOUND_LAG_MS = 2.0
+MIN_DELIVERED_SHARE = 0.95
+
+
+class InvalidReason(StrEnum):
+    """Why a point does not count."""
+
+    CLIENT_BOUND = "client-bound"
+    CONCURRENCY_NOT_DELIVERED = "concurrency-not-delivered"
+    FAILED_REQUESTS = "failed-requests"
+    WRONG_TOKEN_COUNT = "wrong-token-count"
+    PREFIX_CACHE_HITS = "prefix-cache-hits"
+    WINDOW_TOO_SHORT = "window-too-short"
+    UNSTEADY_WARM_UP = "unsteady-warm-up"
+    COMPILED_IN_WINDOW = "compiled-in-window"
+    SERVER_RESTARTED = "server-restarted"
+    PROBE_FAILED_AFTER = "probe-failed-after"
+
+
+@dataclass(frozen=True)
+class InvalidSpec:
+    """What is known of a reason.
+
+    Attributes:
+        meaning: What was seen, for the report.
+        retry: Whether the point may be measured once more in the same run. Only where the cause
+            does not depend on the result: to repeat until a result is accepted would select it.
+    """
+
+    meaning: str
+    retry: bool
+
+
+INVALID: Mapping[InvalidReason, InvalidSpec] = {
+    InvalidReason.CLIENT_BOUND: InvalidSpec(
+        "the client's event loop was late by over 10% of the mean TPOT and over 2 ms (p99)", True
+    ),
+    InvalidReason.CONCURRENCY_NOT_DELIVERED: InvalidSpec(
+        "fewer than 95% of the slots were in flight on average", True
+    ),
+    InvalidReason.FAILED_REQUESTS: InvalidSpec("requests failed", False),
+    InvalidReason.WRONG_TOKEN_COUNT: InvalidSpec(
+        "the server took or gave another number of tokens than asked", False
+    ),
+    InvalidReason.PREFIX_CACHE_HITS: InvalidSpec(
+        "prompt tokens came from the prefix cache, though all prompts differ", True
+    ),
+    InvalidReason.WINDOW_TOO_SHORT: InvalidSpec("the window is shorter than the limit", False),
+    InvalidReason.UNSTEADY_WARM_UP: InvalidSpec("warm-up windows did not come to agree", False),
+    InvalidReason.COMPILED_IN_WINDOW: InvalidSpec(
+        "the server compiled, tuned or captured a graph within the window", True
+    ),
+    InvalidReason.SERVER_RESTARTED: InvalidSpec(
+        "the server at the end is not the one at the start", True
+    ),
+    InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
+        "the probe was answered wrongly after the window", False
+    ),
+}
+
+
+def judge(
+    window: Window,
+    metrics: Mapping[str, float | None],
+    *,
+    min_window_s: float,
+    prefix_hits_expected: bool,
+) -> tuple[InvalidReason, ...]:
+    """Returns the reasons against a window that its own rows and audit show.
+
+    The others (warm-up, log, server, probe) are found by whoever watches those.
+
+    Args:
+        window: The measured window.
+        metrics: Its metrics, by `point_metrics`.
+        min_window_s: Shortest duration that counts.
+        prefix_hits_expected: Whether the workload means prompts to share prefixes.
+    """
+    failures = {row.failure for row in window.rows if row.failure is not None}
+    delivered = window.audit.delivered_concurrency
+    found = {
+        InvalidReason.CLIENT_BOUND: _client_bound(window, metrics),
+        InvalidReason.CONCURRENCY_NOT_DELIVERED: delivered is not None
+        and delivered < MIN_DELIVERED_SHARE * window.concurrency,
+        InvalidReason.FAILED_REQUESTS: bool(failures - {Failure.TOKEN_COUNT}),
+        InvalidReason.WRONG_TOKEN_COUNT: Failure.TOKEN_COUNT in failures,
+        InvalidReason.PREFIX_CACHE_HITS: not prefix_hits_expected
+        and any(row.cached_tokens for row in window.rows),
+        InvalidReason.WINDOW_TOO_SHORT: window.duration_s < min_window_s,
+    }
+    return tuple(reason for reason, holds in found.items() if holds)
+
+
+def _client_bound(window: Window, metrics: Mapping[str, float | None]) -> bool:
+    lag_ms = window.audit.loop_lag_p99_ms
+    # Requests of one output token have no TPOT; their latency is the TTFT.
+    tpot_ms = metrics["mean_tpot_ms"]
+    token_ms = metrics["mean_ttft_ms"] if tpot_ms is None else tpot_ms
+    if lag_ms is None or token_ms is None:
+        return False
+    return lag_ms > max(MIN_CLIENT_BOUND_LAG_MS, MAX_LAG_SHARE_OF_TPOT * token_ms)

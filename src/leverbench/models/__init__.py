@@ -1,0 +1,1 @@
+"""Models that the workflow makes by itself."""

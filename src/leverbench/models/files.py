@@ -1,0 +1,72 @@
+"""A model's files: its identity without reading its weights, and its vocabulary."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from leverbench.errors import LeverbenchError
+
+# Text files up to this size are part of the digest with their content, larger ones by size.
+_READ_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a measurement needs to know of a model.
+
+    Attributes:
+        digest: SHA-256 over the names and sizes of the files, the content of the JSON and text
+            files, and the headers (not the tensors) of safetensors files.
+        vocabulary: The token ids that ordinary text can hold: no special ones.
+    """
+
+    digest: str
+    vocabulary: tuple[int, ...]
+
+
+def model_facts(path: Path) -> ModelFacts:
+    """Reads a model's folder.
+
+    Raises:
+        LeverbenchError: There is no folder, or no readable ``config.json`` in it.
+    """
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    except FileNotFoundError:
+        raise LeverbenchError(
+            "there is no model here (no config.json)",
+            where=str(path),
+            cure="Set model.path in the campaign to the folder of the model.",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LeverbenchError(
+            f"unreadable model configuration ({error!r})", where=str(path / "config.json")
+        ) from None
+    special = _special_ids(path / "tokenizer.json")
+    return ModelFacts(_digest(path), tuple(id for id in range(size) if id not in special))
+
+
+def _special_ids(tokenizer: Path) -> set[int]:
+    if not tokenizer.exists():
+        return set()
+    added = json.loads(tokenizer.read_text(encoding="utf-8")).get("added_tokens", [])
+    return {token["id"] for token in added}
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        # The manifest tells of the making, not of the model.
+        if not file.is_file() or file.name == "model.json" or file.name.startswith("."):
+            continue
+        size = file.stat().st_size
+        total.update(f"{file.name} {size}\n".encode())
+        if file.suffix == ".safetensors":
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                total.update(stream.read(min(length, _READ_LIMIT_BYTES)))
+        elif file.suffix in (".json", ".txt", ".jinja", ".model") and size <= _READ_LIMIT_BYTES:
+            total.update(file.read_bytes())
+    return total.hexdigest()

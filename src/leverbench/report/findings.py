@@ -1,0 +1,144 @@
+"""Findings: short sentences, each made by a rule and naming the rows that it rests on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leverbench.analysis.ratios import as_text, changes
+from leverbench.report.summary import Summary, row_name
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence.
+
+    Attributes:
+        rule: Name of the rule that made it.
+        text: The sentence.
+        rows: Names of the rows it rests on, as paths below ``results/{campaign}``.
+    """
+
+    rule: str
+    text: str
+    rows: tuple[str, ...]
+
+
+def findings(summary: Summary) -> list[Finding]:
+    """Returns what the campaign shows so far: figures and facts, no verdicts."""
+    rules = (_coverage, _target, _not_applied, _ratios, _confounded, _spread, _relaunched)
+    return [finding for rule in rules for finding in rule(summary)]
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Returns the number with its noun: ``1 session``, ``2 sessions``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def target_sentence(summary: Summary) -> str | None:
+    """Returns the best measured rate against the target; None where nothing can be said."""
+    best, target = summary.best, (summary.plan.get("target") or {}).get("output_tok_per_s")
+    if best is None:
+        return f"Target: {target:,.0f} output tok/s. Nothing is measured yet." if target else None
+    text = (
+        f"Best measured: {best.output_tok_per_s:,.1f} output tok/s ({best.variant},"
+        f" {best.workload}, C={best.concurrency}; mean of {counted(best.sessions, 'session')})"
+    )
+    if not target:
+        return f"{text}. The campaign states no target."
+    if best.output_tok_per_s >= target:
+        return f"{text}; target {target:,.0f}: reached."
+    return f"{text}; target {target:,.0f}: {target / best.output_tok_per_s:.1f} times short."
+
+
+def _coverage(summary: Summary) -> Iterator[Finding]:
+    counts = ", ".join(
+        f"{summary.point_count(kind)} {kind}" for kind in ("failed", "invalid", "missing")
+    )
+    yield Finding(
+        "coverage",
+        f"{summary.measured} of {counted(summary.planned, 'planned point')} measured: {counts}.",
+        (),
+    )
+
+
+def _target(summary: Summary) -> Iterator[Finding]:
+    if text := target_sentence(summary):
+        best = summary.best
+        rows = [
+            row_name(row)
+            for row in summary.valid
+            if best
+            and (row["variant"], row["workload"], row["concurrency"])
+            == (best.variant, best.workload, best.concurrency)
+        ]
+        yield Finding("target", text, tuple(rows))
+
+
+def _not_applied(summary: Summary) -> Iterator[Finding]:
+    for variant, proof in summary.applied.items():
+        if proof.state == "not applied":
+            rows = [row_name(row) for row in summary.rows if row["variant"] == variant]
+            text = f"{variant}: not applied, so its ratio is withheld: {proof.reason}."
+            yield Finding("not applied", text, tuple(rows))
+
+
+def _ratios(summary: Summary) -> Iterator[Finding]:
+    for ratio in summary.ratios:
+        if ratio.metric != "output_tok_per_s" or ratio.mean is None:
+            continue
+        delta = changes(summary.plan["variants"][ratio.variant])
+        what = "; ".join(f"{k}: {as_text(a)} to {as_text(b)}" for k, (a, b) in delta.items())
+        sessions = counted(len(ratio.sessions), "session")
+        if len(ratio.sessions) > 1:
+            sessions = f"range {ratio.low:.3f} to {ratio.high:.3f}, {sessions}"
+        text = (
+            f"{ratio.variant} ({what or 'no difference'}) measured {ratio.mean:.3f} times the"
+            f" output tok/s of {ratio.parent} under {ratio.workload} at C={ratio.concurrency}"
+            f" ({sessions}: no verdict)."
+        )
+        rows = [
+            f"{name}/s{session}/{ratio.workload}/c{ratio.concurrency}"
+            for session, _ in ratio.sessions
+            for name in (ratio.variant, ratio.parent)
+        ]
+        yield Finding("ratio", text, tuple(rows))
+
+
+def _confounded(summary: Summary) -> Iterator[Finding]:
+    for name, variant in summary.plan["variants"].items():
+        if variant.get("confounded"):
+            levers = ", ".join(variant.get("levers") or ()) or ", ".join(changes(variant))
+            text = (
+                f"{name} is confounded: it differs from {variant['parent']} in more than one lever"
+                f" ({levers}), so its ratio belongs to none of them alone."
+            )
+            yield Finding("confounded", text, ())
+
+
+def _spread(summary: Summary) -> Iterator[Finding]:
+    told = [s for s in summary.spreads if s.metric == "output_tok_per_s" and s.share is not None]
+    if not told:
+        yield Finding("noise", "No variant has two valid sessions: the noise is not known.", ())
+        return
+    widest = max(told, key=lambda spread: spread.share or 0)
+    text = (
+        f"Sessions of one variant differ by up to {widest.share:.1%} in output tok/s"
+        f" ({widest.variant}, {widest.workload}, C={widest.concurrency},"
+        f" {counted(widest.sessions, 'session')})."
+    )
+    rows = [
+        row_name(row)
+        for row in summary.valid
+        if (row["variant"], row["workload"], row["concurrency"])
+        == (widest.variant, widest.workload, widest.concurrency)
+    ]
+    yield Finding("noise", text, tuple(rows))
+
+
+def _relaunched(summary: Summary) -> Iterator[Finding]:
+    again = [row_name(row) for row in summary.valid if (row["launch_index"] or 1) > 1]
+    if again:
+        text = (
+            f"{counted(len(again), 'point')} ran on a later launch than the session's first:"
+            " the session's points do not share one server."
+        )
+        yield Finding("launched again", text, tuple(again))

@@ -1,0 +1,187 @@
+"""Renders a campaign's report from its results, whole or partial."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from leverbench import __version__
+from leverbench.analysis.measurements import Row
+from leverbench.analysis.ratios import METRICS, as_text, changes, concurrencies
+from leverbench.records import write_bytes
+from leverbench.report.figures import CURVES, RATIOS, draw_figures
+from leverbench.report.findings import counted, findings, target_sentence
+from leverbench.report.summary import Summary, row_name, summarise
+
+_LABELS = {
+    "output_tok_per_s": "Output tok/s",
+    "mean_tpot_ms": "Mean TPOT",
+    "mean_ttft_ms": "Mean TTFT",
+}
+
+
+def render_report(
+    plan: Path,
+    measurements: Path,
+    launches: Path,
+    out_html: Path,
+    out_findings: Path,
+    figures_dir: Path,
+) -> None:
+    """Writes the page, the findings and the figures of a campaign.
+
+    What has not been measured is shown as a hole; nothing else than these files is read.
+
+    Args:
+        plan: The campaign's ``plan.json``.
+        measurements: The Parquet table of `leverbench.analysis.analyse`.
+        launches: The folder of launch evidence, which need not exist.
+        out_html: One page that needs no other file, no network and no script.
+        out_findings: The findings, in Markdown.
+        figures_dir: Folder for the figures, each an SVG: ``{workload}-output-tok-per-s``,
+            ``-mean-tpot-ms``, ``-mean-ttft-ms`` and ``-ratio-to-parent``.
+
+    Raises:
+        LeverbenchError: A file is truncated or foreign.
+    """
+    summary = summarise(plan, measurements, launches)
+    figures = draw_figures(summary.plan, summary.rows, summary.ratios)
+    for name, svg in figures.items():
+        write_bytes(figures_dir / f"{name}.svg", svg.encode())
+    context = _context(summary)
+    page = _environment(autoescape=True).get_template("index.html")
+    inline = {name: _inline(svg) for name, svg in figures.items()}
+    write_bytes(out_html, page.render(context, figures=inline).encode())
+    text = _environment(autoescape=False, finalize=_markdown).get_template("findings.md")
+    write_bytes(out_findings, text.render(context).encode())
+
+
+def _environment(**options: Any) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("leverbench.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )
+    environment.filters |= {"num": _number, "counted": counted, "text": as_text}
+    return environment
+
+
+def _context(summary: Summary) -> dict[str, Any]:
+    plan, rows = summary.plan, summary.rows
+    times = sorted(t for row in rows for t in (row["started_at"], row["ended_at"]) if t)
+    return {
+        "s": summary,
+        "plan": plan,
+        "version": __version__,
+        "labels": _LABELS,
+        "metrics": METRICS,
+        "curves": CURVES,
+        "ratio_figure": RATIOS,
+        "when": (_minute(times[0]), _minute(times[-1])) if times else None,
+        "engine": _engine(summary),
+        "machine": _machine(summary),
+        "target": target_sentence(summary),
+        "findings": findings(summary),
+        "concurrencies": concurrencies(plan, rows),
+        "changes": {name: changes(variant) for name, variant in plan["variants"].items()},
+        "ratios": {(r.variant, r.workload, r.concurrency, r.metric): r for r in summary.ratios},
+        "spreads": {(s.variant, s.workload, s.concurrency, s.metric): s for s in summary.spreads},
+        "standing": {name: _standing(summary, name) for name in summary.applied},
+        "commands": [(row_name(row), _command(plan, row)) for row in rows],
+        "digests": _digests(summary),
+        "order_run": _blocks(summary.order),
+        "order_planned": _blocks(plan["order"]),
+        "protocols": sorted({row["protocol"] for row in summary.valid if row["protocol"]}),
+        "request_failures": [row for row in summary.valid if row["failures"]],
+        "has_accept_length": any(row["accept_length"] is not None for row in rows),
+        "short": len(plan["workloads"]) == 1,
+    }
+
+
+def _engine(summary: Summary) -> str:
+    """Returns the engine as launched, or as planned where no launch tells."""
+    planned = summary.plan.get("engine") or {}
+    launched = [launch.get("engine") or {} for launch in summary.launches.values()]
+    named = [f"{engine['name']} {engine.get('version') or ''}" for engine in launched if engine]
+    if not named and planned.get("name"):
+        named = [f"{planned['name']} {planned.get('version') or ''}"]
+    return ", ".join(dict.fromkeys(name.strip() for name in named)) or "not known yet"
+
+
+def _machine(summary: Summary) -> str:
+    """Returns the devices that measured, and what the fingerprint says of the host."""
+    parts = []
+    for name, form in (
+        ("gpus", "{}"),
+        ("cpu", "{}"),
+        ("cores", "{} cores"),
+        ("memory_gib", "{} GiB"),
+    ):
+        parts += [form.format(value) for value in summary.machines.get(name, ())]
+    devices = " and ".join(device.upper() for device in summary.machines.get("device", ()))
+    return ": ".join(part for part in (devices, ", ".join(parts)) if part) or "not known yet"
+
+
+def _standing(summary: Summary, variant: str) -> str:
+    numbers = sorted(
+        {len(r.sessions) for r in summary.ratios if r.variant == variant and r.sessions}
+    )
+    if not numbers:
+        return (
+            "no ratio yet" if summary.applied[variant].state != "not applied" else "ratio withheld"
+        )
+    if len(numbers) == 1:
+        return f"{counted(numbers[0], 'session')}: no verdict"
+    return f"{numbers[0]} to {numbers[-1]} sessions: no verdict"
+
+
+def _command(plan: Mapping[str, Any], row: Row) -> str:
+    fallback = f"snakemake --cores 8 results/{plan['campaign']}/{row_name(row)}.json"
+    return str(row["command"] or fallback)
+
+
+def _digests(summary: Summary) -> list[tuple[str, str, str]]:
+    """Returns ``(variant, kind, digest)`` once for each that the rows name."""
+    return list(
+        dict.fromkeys(
+            (row["variant"], kind, row[f"{kind}_digest"])
+            for row in summary.rows
+            for kind in ("launch", "model", "engine", "workload")
+            if row[f"{kind}_digest"]
+        )
+    )
+
+
+def _blocks(order: Any) -> list[tuple[int, list[str]]]:
+    """Returns ``(session, variants)`` for each uninterrupted run of one session's variants."""
+    blocks: list[tuple[int, list[str]]] = []
+    for variant, session in order:
+        if not blocks or blocks[-1][0] != session:
+            blocks.append((session, []))
+        blocks[-1][1].append(variant)
+    return blocks
+
+
+def _minute(timestamp: str) -> str:
+    return timestamp[:16].replace("T", " ")
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _inline(svg: str) -> Markup:
+    """Returns the drawing's element alone, without the group names that figures share."""
+    element = svg[svg.index("<svg") :]
+    return Markup(re.sub(r'<g id="[^"]*"', "<g", element))
+
+
+def _markdown(value: Any) -> Any:
+    """Escapes what is printed, so that text from data cannot end a cell or start markup."""
+    text = re.sub(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(str(value).split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

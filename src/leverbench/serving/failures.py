@@ -1,0 +1,87 @@
+"""Failures of two kinds: lasting ones are results, passing ones are tried again.
+
+docs/failures.md says of each reason which kind it is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from leverbench import records
+from leverbench.errors import LeverbenchError
+
+Result = TypeVar("Result")
+
+
+class Outcome(StrEnum):
+    """How a session or a point ended, in its record."""
+
+    OK = "ok"
+    MEASURED = "measured"
+    START_FAILED = "start-failed"
+    PROBE_WRONG = "probe-wrong"
+    NO_SERVER = "no-server"
+
+
+@dataclass
+class LastingFailure(Exception):
+    """A failure that would come again: it is recorded and stands until its inputs change."""
+
+    outcome: Outcome
+    detail: str
+
+
+@dataclass
+class PassingFailure(Exception):
+    """A failure that another attempt may not see.
+
+    Attributes:
+        cause: From a closed vocabulary: `serving.lease.Cause` or `load.validity.InvalidReason`.
+        detail: What was seen.
+        retry: Whether the cause is independent of the result, so that another attempt at once
+            does not select results.
+        lasting: What it is when it came twice in a row, where that is a result.
+        row: What was measured all the same.
+    """
+
+    cause: str
+    detail: str
+    retry: bool
+    lasting: Outcome | None = None
+    row: Mapping[str, Any] | None = None
+
+
+def attempt_twice(
+    action: Callable[[], Result], account: Path, context: Mapping[str, Any]
+) -> Result:
+    """Does an action, and once more after a passing failure whose cause allows it.
+
+    Each failed attempt leaves a line in the account, with what it had measured.
+
+    Raises:
+        LastingFailure: The action's own, or a passing one that came twice.
+        LeverbenchError: A passing failure remains.
+    """
+    for last in (False, True):
+        try:
+            return action()
+        except PassingFailure as failure:
+            line = {**context, "at": now(), "cause": failure.cause, "detail": failure.detail}
+            records.append_line(account, {**line, "row": failure.row})
+            if last and failure.lasting is not None:
+                raise LastingFailure(failure.lasting, failure.detail) from None
+            if last or not failure.retry:
+                raise LeverbenchError(
+                    f"{failure.cause}: {failure.detail}",
+                    where=str(account),
+                    cure="Run again: only what is missing is measured.",
+                ) from None
+    raise AssertionError("unreachable")
+
+
+def now() -> str:
+    """Returns the time as ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,262 @@
+"""A session: one launch of a variant's server, proven, and found again by each point."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from leverbench import records
+from leverbench.campaign.model import Probe
+from leverbench.campaign.slices import Launch
+from leverbench.engines import AppliedLever, Engine, NoAnswer, get_engine
+from leverbench.engines.arguments import identify, parsed_arguments
+from leverbench.models.files import ModelFacts, model_facts
+from leverbench.serving.failures import (
+    LastingFailure,
+    Outcome,
+    PassingFailure,
+    attempt_twice,
+    now,
+)
+from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
+from leverbench.serving.machine import machine_fingerprint
+from leverbench.serving.processes import Process
+from leverbench.serving.secrets import masked, recorded_environment
+from leverbench.serving.spec import ServerSpec
+
+# How long a server waits for its next job: longer than Snakemake needs between two jobs.
+IDLE_S = 60.0
+# How long a launch waits for another server to leave its devices.
+BUSY_TIMEOUT_S = 300.0
+# One question to a running server, outside of measured windows.
+ASK_TIMEOUT_S = 120.0
+
+HISTORY = Path("state/history.jsonl")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A ready and proven server.
+
+    Attributes:
+        server: The lease on it.
+        engine: How to talk to it.
+        facts: The model that it serves.
+        evidence: The record of its launch.
+        lease_s: Time from asking for the server to having it proven.
+    """
+
+    server: ServerHandle
+    engine: Engine
+    facts: ModelFacts
+    evidence: Mapping[str, Any]
+    lease_s: float
+
+
+def serve(params: Mapping[str, Any], record: Path) -> None:
+    """Launches a session's server, proves it and records which launch it is.
+
+    A failure that would come again is recorded as the session's outcome, so that the rest of
+    the campaign goes on; a passing one is tried once more and then fails the job.
+
+    Args:
+        params: The launch slice.
+        record: ``server.json`` of the session.
+
+    Raises:
+        LeverbenchError: A passing failure came twice.
+    """
+    launch = Launch.from_params(params)
+    about = {
+        "kind": "session",
+        "campaign": launch.campaign,
+        "variant": launch.variant,
+        "session": launch.session,
+        "protocol": params["protocol"],
+        "digests": {"launch": records.digest(dict(params))},
+    }
+    folder = Path("state/attempts") / launch.campaign / launch.variant / f"s{launch.session}"
+    try:
+        server_id = attempt_twice(lambda: _launch_once(launch), folder / "serve.jsonl", about)
+        outcome = {"server_id": server_id, "outcome": Outcome.OK, "detail": None}
+    except LastingFailure as failure:
+        outcome = {"server_id": None, "outcome": failure.outcome, "detail": failure.detail}
+    records.write_record(record, {**about, **outcome})
+
+
+def _launch_once(launch: Launch) -> str:
+    with open_session(launch, measured=False) as session:
+        return session.server.server_id
+
+
+@contextmanager
+def open_session(launch: Launch, *, measured: bool) -> Iterator[Session]:
+    """Yields the session's server, launched if it does not run, and proven if nobody has.
+
+    Args:
+        launch: The launch slice.
+        measured: Whether nothing else of ours may be measured meanwhile.
+
+    Raises:
+        PassingFailure: The server does not start, dies, or its devices stay busy.
+        LastingFailure: The server answers the probe wrongly.
+    """
+    began = time.monotonic()
+    engine = get_engine(launch.engine.name)
+    facts = model_facts(Path(launch.model_path))
+    spec = _server_spec(engine, launch)
+    try:
+        with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
+            path = Path("results") / launch.campaign / "launches" / f"{server.server_id}.json"
+            if not path.exists():
+                _prove(launch, engine, facts, server, path)
+            evidence = records.read_record(path)
+            if evidence["outcome"] != Outcome.OK:
+                raise LastingFailure(Outcome(evidence["outcome"]), evidence["detail"])
+            yield Session(server, engine, facts, evidence, round(time.monotonic() - began, 4))
+    except ServerError as error:
+        lasting = Outcome.START_FAILED if error.cause == Cause.START_FAILED else None
+        raise PassingFailure(error.cause, str(error), retry=True, lasting=lasting) from error
+    except NoAnswer as error:
+        raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=True) from error
+
+
+def ask_probe(session: Session, probe: Probe, expected: str | None = None) -> dict[str, Any]:
+    """Asks the probe's question.
+
+    Args:
+        session: The server.
+        probe: The question.
+        expected: An earlier answer to compare with, where the probe expects none.
+
+    Returns:
+        ``{"answer": text, "right": bool, "seconds": time}``.
+    """
+    began = time.monotonic()
+    answer = session.engine.ask(session.server.base_url, probe, ASK_TIMEOUT_S)
+    seconds = round(time.monotonic() - began, 4)
+    return {"answer": answer, "right": _is_right(probe, answer, expected), "seconds": seconds}
+
+
+def _is_right(probe: Probe, answer: str, expected: str | None) -> bool:
+    if probe.expect is None:
+        return expected is None or answer == expected
+    return probe.expect in answer if probe.match == "contains" else answer == probe.expect
+
+
+def _server_spec(engine: Engine, launch: Launch) -> ServerSpec:
+    project = Path.cwd()
+    identity = identify(launch.engine)
+    argv = engine.command(launch.engine, (project / launch.model_path).resolve())
+    env = engine.environment(launch.engine)
+    if launch.devices[0] != "cpu":
+        gpus = ",".join(device.removeprefix("gpu") for device in launch.devices)
+        env = {**env, "CUDA_VISIBLE_DEVICES": gpus}
+    key = [str(project), launch.campaign, launch.variant, launch.session, argv, env]
+    folder = project / "logs" / launch.campaign / launch.variant / f"s{launch.session}"
+    return ServerSpec(
+        digest=records.digest([*key, launch.devices, identity.digest])[:16],
+        label=f"{launch.campaign}/{launch.variant}/s{launch.session}",
+        argv=argv,
+        env=env,
+        devices=launch.devices,
+        project=str(project),
+        log_dir=str(folder),
+        ready_path=engine.ready_path,
+        start_timeout_s=launch.start_timeout_s,
+        stop_grace_s=engine.stop_grace_s,
+        idle_s=IDLE_S,
+        cwd=str(project),
+    )
+
+
+def _prove(
+    launch: Launch, engine: Engine, facts: ModelFacts, server: ServerHandle, path: Path
+) -> None:
+    """Writes the evidence of a launch: what is known of the server when it is ready."""
+    session = Session(server, engine, facts, {}, 0.0)
+    probe = ask_probe(session, launch.probe)
+    info = engine.server_info(server.base_url, ASK_TIMEOUT_S)
+    identity = identify(launch.engine)
+    processes = server.processes()
+    records.write_record(
+        path,
+        {
+            "kind": "launch",
+            "campaign": launch.campaign,
+            "variant": launch.variant,
+            "session": launch.session,
+            "server_id": server.server_id,
+            "outcome": Outcome.OK if probe["right"] else Outcome.PROBE_WRONG,
+            "detail": None if probe["right"] else _wrong(launch.probe, probe["answer"]),
+            "argv": masked(server.argv),
+            "env": recorded_environment(engine.environment(launch.engine), own=launch.engine.env),
+            "levers_applied": [
+                asdict(lever) for lever in _applied(launch, engine, info, processes)
+            ],
+            "engine": {
+                "name": identity.name,
+                "version": identity.version,
+                "python": launch.engine.python or sys.executable,
+            },
+            "digests": {"engine": identity.digest, "model": facts.digest},
+            "machine": machine_fingerprint(launch.devices),
+            "devices": list(launch.devices),
+            "processes": [{"pid": pid, "started": start} for pid, start in processes],
+            "effective": info["effective"],
+            "memory": info["memory"],
+            "probe": probe,
+            "start_s": round(server.ready_at_unix_s - server.started_at_unix_s, 3),
+            "recovery": [],
+            "recorded_at": now(),
+        },
+    )
+    start_s = round(server.ready_at_unix_s - server.started_at_unix_s, 3)
+    records.append_line(HISTORY, {"what": "launch", "seconds": start_s})
+
+
+def _wrong(probe: Probe, answer: str) -> str:
+    return f"{probe.prompt!r} is answered {answer!r}, expected {probe.expect!r}"
+
+
+def _applied(
+    launch: Launch, engine: Engine, info: Mapping[str, Any], processes: Sequence[Process]
+) -> list[AppliedLever]:
+    """Returns, for each setting of the variant, what the running server shows of it."""
+    parsed = parsed_arguments(launch.engine)
+    environments = [_environment(pid) for pid, _ in processes]
+    readable = [environment for environment in environments if environment]
+    asked: dict[str, Any] = {f"args.{name}": value for name, value in launch.engine.args.items()}
+    asked |= {f"env.{name}": value for name, value in launch.engine.env.items()}
+    asked |= dict.fromkeys(launch.removed)
+    shown = []
+    for key, value in asked.items():
+        group, _, name = key.partition(".")
+        if group == "args":
+            was = launch.removed.get(key)
+            shown.append(engine.applied(parsed, info, key, value, was))
+        elif group == "env":
+            values = {environment.get(name) for environment in readable}
+            seen = (
+                ", ".join(sorted(map(str, values))) if len(values) > 1 else next(iter(values), None)
+            )
+            applied = values == {value} if readable else None
+            evidence = f"/proc environment of {len(readable)} of {len(processes)} processes"
+            shown.append(AppliedLever(key, value, seen, applied, evidence))
+    if launch.engine.python or launch.engine.wrapper:
+        command = [*launch.engine.wrapper, launch.engine.python]
+        for key, value in (("python", command[-1]), ("wrapper", command[:-1])):
+            shown.append(AppliedLever(key, value, value, True, "the command that was launched"))
+    return shown
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (word.decode(errors="replace").partition("=") for word in words if b"=" in word)
+    return {name: value for name, _, value in pairs}

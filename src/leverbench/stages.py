@@ -1,0 +1,113 @@
+"""What the rules of the workflow call: one function a rule, with a log and no traceback.
+
+A mistake or a mishap that has a cure ends the job with its message; anything else is a bug and
+keeps its traceback. Imports are inside the functions: a job loads only what it needs.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from leverbench import records
+from leverbench.errors import LeverbenchError
+
+
+@contextmanager
+def _stage(log: str) -> Iterator[None]:
+    """Notes the end of a job in its log, and turns an error into one message."""
+    path = Path(log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    ended = "interrupted"
+    try:
+        yield
+        ended = "done"
+    except LeverbenchError as error:
+        ended = f"leverbench: {error}"
+        sys.exit(ended)
+    finally:
+        path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n", encoding="utf-8")
+
+
+def write_plan(plan: Mapping[str, Any], record: str, log: str) -> None:
+    """Writes the plan's record."""
+    with _stage(log):
+        records.write_record(Path(record), plan)
+
+
+def prepare_tiny_model(seed: int, manifest: str, log: str) -> None:
+    """Trains the tiny model into the folder of its manifest."""
+    with _stage(log):
+        from leverbench.models.tiny import prepare_tiny
+
+        began = time.monotonic()
+        prepare_tiny(Path(manifest).parent, seed=seed, threads=len(os.sched_getaffinity(0)))
+        seconds = round(time.monotonic() - began, 3)
+        records.append_line(Path("state/history.jsonl"), {"what": "model", "seconds": seconds})
+
+
+def serve(launch: Mapping[str, Any], record: str, log: str) -> None:
+    """Launches a session's server and proves it."""
+    with _stage(log):
+        from leverbench.serving import session
+
+        session.serve(launch, Path(record))
+
+
+def bench(
+    launch: Mapping[str, Any],
+    point: Mapping[str, Any],
+    session: str,
+    record: str,
+    requests: str,
+    log: str,
+) -> None:
+    """Measures one point on its session's server."""
+    with _stage(log):
+        from leverbench.load import point as measuring
+
+        measuring.bench(launch, point, Path(session), Path(record), Path(requests))
+
+
+def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) -> None:
+    """Gathers the points into one table."""
+    with _stage(log):
+        from leverbench import analysis
+
+        campaign = Path(plan).parent.name
+        attempts = Path("state/attempts") / campaign
+        paths = [Path(point) for point in points]
+        analysis.analyse(Path(plan), paths, attempts, Path(csv), Path(parquet))
+
+
+def report(plan: str, measurements: str, html: str, findings: str, figures: str, log: str) -> None:
+    """Renders the report."""
+    with _stage(log):
+        from leverbench.report import render_report
+
+        launches = Path(plan).parent / "launches"
+        render_report(
+            Path(plan), Path(measurements), launches, Path(html), Path(findings), Path(figures)
+        )
+
+
+def gate(planned: Sequence[str], passed: str, log: str) -> None:
+    """Fails while a failure that would come again stands."""
+    with _stage(log):
+        standing = []
+        for path in planned:
+            record = records.read_record(Path(path))
+            if record["outcome"] not in ("ok", "measured"):
+                standing.append(f"{path}: {record['outcome']}: {record['detail']}")
+        if standing:
+            listed = "\n  ".join(standing)
+            raise LeverbenchError(
+                f"{len(standing)} lasting failures stand\n  {listed}\n",
+                cure="Mend the variants concerned: what their change affects is made anew.",
+            )
+        Path(passed).parent.mkdir(parents=True, exist_ok=True)
+        Path(passed).touch()

@@ -1,0 +1,216 @@
+"""A campaign as the pipeline leaves it on disk, with figures that can be worked out by hand."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leverbench.records import SCHEMA_VERSION, read_record
+
+# Output tok/s of the baseline's session 1. Session 2 is 2% above it in every variant.
+BASE = {1: 80.0, 8: 300.0, 16: 400.0}
+# What each lever multiplies session 1 with; in session 2 it is 1% of the factor more.
+FACTORS = {
+    "baseline": {1: 1.0, 8: 1.0, 16: 1.0},
+    "threads-2": {1: 1.0, 8: 1.0, 16: 1.01},
+    "float32": {1: 1.0, 8: 1.2, 16: 1.4},
+    "decode-steps-4": {1: 1.1, 8: 1.05, 16: 0.95},
+}
+DELTAS: dict[str, dict[str, list[Any]]] = {
+    "baseline": {},
+    "threads-2": {"env.OMP_NUM_THREADS": ["1", "2"]},
+    "float32": {"args.dtype": ["bfloat16", "float32"]},
+    "decode-steps-4": {"args.num-continuous-decode-steps": [None, 4]},
+}
+REQUESTS = {1: 8, 8: 32, 16: 48}
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes a record as the product does, less the wait for the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **record}))
+
+
+def rate(variant: str, session: int, concurrency: int) -> float:
+    """Output tok/s of a point."""
+    factor = FACTORS[variant][concurrency] * BASE[concurrency]
+    if session == 2:
+        factor *= 1.02 * (1.01 if variant != "baseline" else 1)
+    return factor
+
+
+@dataclass(frozen=True)
+class FakeCampaign:
+    """Paths of the campaign ``fake`` below a root folder, and ways to alter its records."""
+
+    root: Path
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results" / "fake"
+
+    @property
+    def plan(self) -> Path:
+        return self.results / "plan.json"
+
+    @property
+    def launches(self) -> Path:
+        return self.results / "launches"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "state" / "attempts" / "fake"
+
+    @property
+    def points(self) -> list[Path]:
+        return sorted(self.results.glob("*/s*/*/c*.json"))
+
+    def point(self, variant: str, session: int, concurrency: int) -> Path:
+        return self.results / variant / f"s{session}" / "random" / f"c{concurrency}.json"
+
+    def alter(self, path: Path, **changes: Any) -> None:
+        write_record(path, {**read_record(path), **changes})
+
+    def alter_metrics(self, path: Path, **changes: Any) -> None:
+        self.alter(path, metrics={**read_record(path)["metrics"], **changes})
+
+    def alter_lever(self, variant: str, session: int, **changes: Any) -> None:
+        path = self.launches / f"{variant}-s{session}.json"
+        (lever,) = read_record(path)["levers_applied"]
+        self.alter(path, levers_applied=[{**lever, **changes}])
+
+    def attempt(self, variant: str, session: int, concurrency: int, *lines: Any) -> Path:
+        path = self.attempts / variant / f"s{session}" / "random" / f"c{concurrency}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+
+def write_campaign(root: Path) -> FakeCampaign:
+    """Writes a campaign in which every point was measured."""
+    campaign = FakeCampaign(root)
+    order = [[v, 1] for v in DELTAS] + [[v, 2] for v in reversed(DELTAS)]
+    write_record(
+        campaign.plan,
+        {
+            "kind": "plan",
+            "campaign": "fake",
+            "description": "A campaign made up for tests",
+            "target": {"output_tok_per_s": 1000},
+            "overrides": {"sessions": 2},
+            "model": {"path": "models/tiny"},
+            "engine": {"name": "engine", "version": "1.2.3"},
+            "workloads": {
+                "random": {"dataset": "random-ids", "input_tokens": 256, "output_tokens": 256}
+            },
+            "ladder": {str(c): requests for c, requests in REQUESTS.items()},
+            "seed": 7,
+            "protocol": 1,
+            "variants": {
+                name: {
+                    "parent": None if name == "baseline" else "baseline",
+                    "levers": list(delta),
+                    "confounded": False,
+                    "control": None,
+                    "sessions": 2,
+                    "delta": delta,
+                }
+                for name, delta in DELTAS.items()
+            },
+            "order": order,
+        },
+    )
+    for place, (variant, session) in enumerate(order):
+        _write_session(campaign, str(variant), int(session), place)
+    return campaign
+
+
+def _write_session(campaign: FakeCampaign, variant: str, session: int, place: int) -> None:
+    server_id = f"{variant}-s{session}"
+    write_record(
+        campaign.launches / f"{server_id}.json",
+        {
+            "kind": "launch",
+            "campaign": "fake",
+            "variant": variant,
+            "session": session,
+            "server_id": server_id,
+            "outcome": "ok",
+            "detail": None,
+            "argv": ["python", "-m", "engine", "--port", "30000"],
+            "env": {"OMP_NUM_THREADS": "1"},
+            "levers_applied": [
+                {"key": key, "asked": new, "seen": new, "applied": True, "evidence": "server info"}
+                for key, (_, new) in DELTAS[variant].items()
+            ],
+            "engine": {"name": "engine", "version": "1.2.3"},
+            "started_at": f"2025-03-01T{9 + place:02}:00:00.000+00:00",
+            "start_s": 21.5,
+        },
+    )
+    for minute, concurrency in enumerate(BASE, start=1):
+        write_record(
+            campaign.point(variant, session, concurrency),
+            _point(variant, session, concurrency, server_id, f"{9 + place:02}:{10 * minute:02}"),
+        )
+
+
+def _point(
+    variant: str, session: int, concurrency: int, server_id: str, clock: str
+) -> dict[str, Any]:
+    tok_per_s = rate(variant, session, concurrency)
+    mean = {
+        "ttft": 40.0 + concurrency,
+        "tpot": 1000 * concurrency / tok_per_s,
+        "itl": 1000 * concurrency / tok_per_s,
+        "e2e": 256_000 * concurrency / tok_per_s,
+    }
+    times = {
+        f"{statistic}_{name}_ms": value * scale
+        for name, value in mean.items()
+        for statistic, scale in (("mean", 1), ("p50", 1), ("p90", 1.1), ("p95", 1.2), ("p99", 1.5))
+    }
+    return {
+        "kind": "point",
+        "campaign": "fake",
+        "variant": variant,
+        "parent": None if variant == "baseline" else "baseline",
+        "session": session,
+        "workload": "random",
+        "concurrency": concurrency,
+        "protocol": 1,
+        "outcome": "measured",
+        "detail": None,
+        "valid": True,
+        "invalid_reason": None,
+        "server_id": server_id,
+        "launch_index": 1,
+        "digests": {
+            "launch": "a" * 64,
+            "model": "b" * 64,
+            "engine": "c" * 64,
+            "workload": "d" * 64,
+        },
+        "machine": {"device": "cpu", "cpu": "Made-up CPU 9000", "cores": "2", "memory_gib": "15"},
+        "requests_planned": REQUESTS[concurrency],
+        "num_requests": REQUESTS[concurrency],
+        "failures": 0,
+        "failure_messages": [],
+        "started_at": f"2025-03-01T{clock}:00.000+00:00",
+        "ended_at": f"2025-03-01T{clock}:30.000+00:00",
+        "duration_s": REQUESTS[concurrency] * 256 / tok_per_s,
+        "metrics": {
+            "output_tok_per_s": tok_per_s,
+            "steady_output_tok_per_s": None,
+            "request_per_s": tok_per_s / 256,
+            **times,
+            "accept_length": None,
+        },
+        "warm_up": {"windows_tok_per_s": [tok_per_s, tok_per_s], "agreed": True},
+        "cached_tokens": 0,
+        "client": {"loop_lag_p99_ms": 0.4, "delivered_concurrency": concurrency * 0.97},
+        "probe": {"before": "Paris", "after": "Paris"},
+        "timing": {"lease_s": 0.1},
+        "command": "snakemake --cores 8 results/fake/"
+        f"{variant}/s{session}/random/c{concurrency}.json",
+    }

@@ -1,0 +1,273 @@
+import csv
+import math
+
+import pandas as pd
+import pytest
+from unit.analysis.fake_campaign import FakeCampaign, write_campaign, write_record
+
+from leverbench.analysis import analyse
+from leverbench.analysis.measurements import (
+    as_rows,
+    collect,
+    holes,
+    newest,
+    read_measurements,
+    write_measurements,
+)
+from leverbench.errors import LeverbenchError
+from leverbench.records import read_record
+
+FIRST_COLUMNS = [
+    "campaign",
+    "variant",
+    "parent",
+    "session",
+    "workload",
+    "concurrency",
+    "server_id",
+    "valid",
+    "invalid_reason",
+    "num_requests",
+    "failures",
+    "output_tok_per_s",
+    "request_per_s",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_itl_ms",
+    "accept_length",
+    "duration_s",
+    "started_at",
+]
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    return write_campaign(tmp_path)
+
+
+def table(campaign: FakeCampaign) -> pd.DataFrame:
+    return collect(campaign.plan, campaign.points, campaign.attempts)
+
+
+def find(campaign: FakeCampaign, variant: str, session: int, concurrency: int):
+    (row,) = [
+        row
+        for row in as_rows(table(campaign))
+        if (row["variant"], row["session"], row["concurrency"]) == (variant, session, concurrency)
+    ]
+    return row
+
+
+def test_a_row_a_point_in_the_plans_order_whatever_the_order_of_paths(campaign):
+    measurements = collect(campaign.plan, campaign.points[::-1], campaign.attempts)
+    assert list(measurements.columns[:20]) == FIRST_COLUMNS
+    assert list(measurements["variant"].unique()) == [
+        "baseline",
+        "threads-2",
+        "float32",
+        "decode-steps-4",
+    ]
+    assert list(measurements["concurrency"][:6]) == [1, 8, 16, 1, 8, 16]
+    assert list(measurements["session"][:6]) == [1, 1, 1, 2, 2, 2]
+    assert len(measurements) == 24
+
+
+def test_fields_come_from_their_places_in_the_record(campaign):
+    row = find(campaign, "float32", 1, 16)
+    assert row["output_tok_per_s"] == pytest.approx(560)
+    assert row["mean_ttft_ms"] == 56
+    assert row["p99_ttft_ms"] == 84
+    assert row["warm_up_agreed"] is True
+    assert row["loop_lag_p99_ms"] == 0.4
+    assert row["model_digest"] == "b" * 64
+    assert row["machine_device"] == "cpu"
+    assert row["valid"] is True
+
+
+def test_no_data_is_an_empty_cell_and_floats_come_back_exactly(campaign, tmp_path):
+    campaign.alter_metrics(campaign.point("baseline", 1, 1), output_tok_per_s=0.1 + 0.2)
+    analyse(
+        campaign.plan, campaign.points, campaign.attempts, tmp_path / "m.csv", tmp_path / "m.pq"
+    )
+    with (tmp_path / "m.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert first["output_tok_per_s"] == "0.30000000000000004"
+    assert first["parent"] == first["accept_length"] == first["invalid_reason"] == ""
+    assert first["failures"] == "0"
+    assert list(tmp_path.glob(".*.tmp")) == []
+
+
+def test_parquet_gives_the_table_back(campaign, tmp_path):
+    measurements = table(campaign)
+    write_measurements(measurements, tmp_path / "m.csv", tmp_path / "m.parquet")
+    pd.testing.assert_frame_equal(read_measurements(tmp_path / "m.parquet"), measurements)
+
+
+def test_the_same_records_give_the_same_bytes(campaign, tmp_path):
+    for name in ("a", "b"):
+        write_measurements(table(campaign), tmp_path / f"{name}.csv", tmp_path / f"{name}.pq")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert (tmp_path / "a.pq").read_bytes() == (tmp_path / "b.pq").read_bytes()
+
+
+def test_a_lasting_failure_is_a_row_without_figures(campaign):
+    path = campaign.point("float32", 1, 8)
+    campaign.alter(
+        path,
+        outcome="out-of-memory",
+        detail="7.50 GiB wanted",
+        valid=False,
+        metrics=None,
+        client=None,
+        warm_up=None,
+        num_requests=None,
+    )
+    row = find(campaign, "float32", 1, 8)
+    assert row["valid"] is False
+    assert row["invalid_reason"] == "out-of-memory"
+    assert row["output_tok_per_s"] is None
+    assert row["num_requests"] is None
+
+
+def test_the_last_attempt_stands_in_for_a_missing_record(campaign):
+    campaign.point("float32", 1, 8).unlink()
+    campaign.attempt(
+        "float32",
+        1,
+        8,
+        {"at": "t", "cause": "server-died", "detail": "first", "row": None},
+        {
+            "at": "t",
+            "cause": "client-bound",
+            "detail": "lag",
+            "row": {"num_requests": 32, "detail": None, "metrics": {"output_tok_per_s": 355.5}},
+        },
+    )
+    row = find(campaign, "float32", 1, 8)
+    assert row["valid"] is False
+    assert row["invalid_reason"] == "client-bound"
+    assert row["detail"] == "lag"
+    assert row["output_tok_per_s"] == 355.5
+    assert row["parent"] == "baseline"
+    assert row["num_requests"] == 32
+
+
+def test_an_attempt_cut_short_by_a_kill_leaves_the_one_before(campaign):
+    campaign.point("float32", 1, 8).unlink()
+    path = campaign.attempt("float32", 1, 8, {"at": "t", "cause": "timeout", "detail": "d"})
+    with path.open("a") as file:
+        file.write('{"at": "t", "cau')
+    assert find(campaign, "float32", 1, 8)["invalid_reason"] == "timeout"
+
+
+def test_points_of_a_session_that_did_not_launch_share_its_account(campaign):
+    for concurrency in (1, 8, 16):
+        campaign.point("float32", 1, concurrency).unlink()
+    account = campaign.attempts / "float32" / "s1" / "serve.jsonl"
+    account.parent.mkdir(parents=True)
+    account.write_text('{"kind": "session", "at": "t", "cause": "server-died", "detail": "gone"}\n')
+    plan = read_record(campaign.plan)
+    (hole,) = holes(plan, as_rows(table(campaign)))
+    assert (hole.concurrencies, hole.kind, hole.reason) == ((1, 8, 16), "invalid", "server-died")
+    # Once it was launched, the account is history: the points are merely not measured yet.
+    write_record(campaign.results / "float32" / "s1" / "server.json", {"kind": "session"})
+    (hole,) = holes(plan, as_rows(table(campaign)))
+    assert (hole.concurrencies, hole.kind) == ((1, 8, 16), "missing")
+
+
+def test_attempts_of_a_measured_point_do_not_count(campaign):
+    campaign.attempt("float32", 1, 8, {"at": "t", "cause": "timeout", "detail": "d"})
+    assert find(campaign, "float32", 1, 8)["valid"] is True
+
+
+def test_no_points_give_an_empty_table_with_all_columns(campaign, tmp_path):
+    measurements = collect(campaign.plan, [], campaign.attempts)
+    write_measurements(measurements, tmp_path / "m.csv", tmp_path / "m.parquet")
+    assert len(read_measurements(tmp_path / "m.parquet")) == 0
+    assert (tmp_path / "m.csv").read_text().startswith(",".join(FIRST_COLUMNS))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"campaign": "another"},
+        {"kind": "launch"},
+        {"variant": "unknown"},
+        {"workload": "unknown"},
+        {"metrics": {"output_tok_per_s": "fast"}},
+        {"metrics": [1]},
+        {"concurrency": None},
+    ],
+)
+def test_a_foreign_record_is_named(campaign, damage):
+    path = campaign.point("baseline", 1, 1)
+    campaign.alter(path, **damage)
+    with pytest.raises(LeverbenchError, match=r"baseline/s1/random/c1\.json"):
+        table(campaign)
+
+
+def test_a_truncated_record_is_named(campaign):
+    path = campaign.point("baseline", 1, 1)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(LeverbenchError, match=r"baseline/s1/random/c1\.json"):
+        table(campaign)
+
+
+def test_a_point_recorded_twice_is_refused(campaign):
+    with pytest.raises(LeverbenchError, match="second record"):
+        collect(campaign.plan, campaign.points + campaign.points[:1], campaign.attempts)
+
+
+def test_a_truncated_table_is_named(campaign, tmp_path):
+    write_measurements(table(campaign), tmp_path / "m.csv", tmp_path / "m.parquet")
+    (tmp_path / "m.parquet").write_bytes((tmp_path / "m.parquet").read_bytes()[:500])
+    with pytest.raises(LeverbenchError, match=r"m\.parquet"):
+        read_measurements(tmp_path / "m.parquet")
+
+
+def test_text_with_commas_quotes_and_newlines_survives_the_csv(campaign, tmp_path):
+    hostile = 'a,"b"\n<script>|'
+    campaign.alter(campaign.point("baseline", 1, 1), detail=hostile)
+    write_measurements(table(campaign), tmp_path / "m.csv", tmp_path / "m.parquet")
+    with (tmp_path / "m.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["detail"] == hostile
+    assert len(rows) == 24
+
+
+def test_holes_name_what_is_planned_and_not_valid(campaign):
+    plan = read_record(campaign.plan)
+    for concurrency in (1, 8, 16):
+        campaign.alter(
+            campaign.point("float32", 2, concurrency),
+            outcome="start-failed",
+            detail="died",
+            valid=False,
+        )
+    campaign.point("threads-2", 1, 8).unlink()
+    campaign.point("threads-2", 2, 8).unlink()
+    campaign.attempt("threads-2", 2, 8, {"at": "t", "cause": "throttled", "detail": "hot"})
+    found = [
+        (h.variant, h.session, h.concurrencies, h.kind, h.reason, h.detail)
+        for h in holes(plan, as_rows(table(campaign)))
+    ]
+    assert found == [
+        ("threads-2", 1, (8,), "missing", "", ""),
+        ("threads-2", 2, (8,), "invalid", "throttled", "hot"),
+        ("float32", 2, (1, 8, 16), "failed", "start-failed", "died"),
+    ]
+
+
+def test_rows_of_an_older_protocol_and_invalid_rows_are_not_pooled():
+    rows = [
+        {"valid": True, "protocol": 1},
+        {"valid": True, "protocol": 2},
+        {"valid": False, "protocol": 3},
+    ]
+    assert newest(rows) == rows[1:2]
+
+
+def test_missing_numbers_are_none_in_rows_and_nan_in_the_table(campaign):
+    assert find(campaign, "baseline", 1, 1)["steady_output_tok_per_s"] is None
+    assert math.isnan(table(campaign)["steady_output_tok_per_s"][0])

@@ -1,0 +1,183 @@
+import pytest
+from unit.analysis.fake_campaign import FakeCampaign, write_campaign, write_record
+
+from leverbench.analysis.measurements import as_rows, collect
+from leverbench.analysis.ratios import (
+    applied_levers,
+    changes,
+    ratios,
+    read_launches,
+    spreads,
+)
+from leverbench.errors import LeverbenchError
+from leverbench.records import read_record
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    return write_campaign(tmp_path)
+
+
+def measure(campaign: FakeCampaign):
+    """Returns the plan, rows, what was applied, and ratios by (variant, C, metric)."""
+    plan = read_record(campaign.plan)
+    rows = as_rows(collect(campaign.plan, campaign.points, campaign.attempts))
+    applied = applied_levers(plan, rows, read_launches(rows, campaign.launches))
+    found = {(r.variant, r.concurrency, r.metric): r for r in ratios(plan, rows, applied)}
+    return plan, rows, applied, found
+
+
+def ratio(campaign: FakeCampaign, variant: str, concurrency: int, metric="output_tok_per_s"):
+    return measure(campaign)[3][variant, concurrency, metric]
+
+
+def test_a_ratio_is_the_geometric_mean_of_the_sessions_ratios(campaign):
+    found = ratio(campaign, "float32", 16)
+    assert [session for session, _ in found.sessions] == [1, 2]
+    assert [value for _, value in found.sessions] == pytest.approx([1.4, 1.4 * 1.01])
+    assert found.mean == pytest.approx(1.4 * 1.01**0.5)
+    assert (found.low, found.high) == pytest.approx((1.4, 1.414))
+    assert found.withheld is None
+
+
+def test_times_have_ratios_too(campaign):
+    found = ratio(campaign, "float32", 16, "mean_tpot_ms")
+    assert found.mean == pytest.approx(1 / (1.4 * 1.01**0.5))
+
+
+def test_the_baseline_has_no_ratio(campaign):
+    assert {variant for variant, _, _ in measure(campaign)[3]} == {
+        "threads-2",
+        "float32",
+        "decode-steps-4",
+    }
+
+
+@pytest.mark.parametrize("variant", ["float32", "baseline"])
+def test_a_session_needs_valid_rows_of_both(campaign, variant):
+    campaign.alter(campaign.point(variant, 2, 16), valid=False, invalid_reason="throttled")
+    found = ratio(campaign, "float32", 16)
+    assert found.sessions == ((1, pytest.approx(1.4)),)
+
+
+def test_a_session_needs_one_protocol(campaign):
+    campaign.alter(campaign.point("float32", 2, 16), protocol=2)
+    assert [session for session, _ in ratio(campaign, "float32", 16).sessions] == [1]
+
+
+def test_only_pairs_of_the_newest_protocol_are_pooled(campaign):
+    for variant in ("baseline", "float32"):
+        campaign.alter(campaign.point(variant, 2, 16), protocol=2)
+    assert [session for session, _ in ratio(campaign, "float32", 16).sessions] == [2]
+
+
+def test_without_a_pair_there_is_no_ratio(campaign):
+    for session in (1, 2):
+        campaign.point("float32", session, 16).unlink()
+    found = ratio(campaign, "float32", 16)
+    assert (found.sessions, found.mean, found.low, found.high) == ((), None, None, None)
+    assert found.withheld is None
+
+
+def test_a_metric_that_was_not_measured_has_no_ratio(campaign):
+    campaign.alter_metrics(campaign.point("float32", 1, 16), mean_tpot_ms=None)
+    assert [s for s, _ in ratio(campaign, "float32", 16, "mean_tpot_ms").sessions] == [2]
+    assert [s for s, _ in ratio(campaign, "float32", 16).sessions] == [1, 2]
+
+
+def test_seen_in_every_launch_is_applied(campaign):
+    proof = measure(campaign)[2]["float32"]
+    assert (proof.applied, proof.state, proof.reason) == (True, "applied", "")
+    assert proof.evidence == (("args.dtype: seen float32 (server info)", 2),)
+
+
+def test_one_launch_without_the_lever_withholds_the_ratio(campaign):
+    campaign.alter_lever("threads-2", 2, seen="1", applied=False, evidence="/proc environ")
+    _, _, applied, found = measure(campaign)
+    assert applied["threads-2"].applied is False
+    expected = "env.OMP_NUM_THREADS: asked 2, seen 1 (/proc environ)"
+    assert applied["threads-2"].reason == expected
+    assert found["threads-2", 16, "output_tok_per_s"].withheld == f"not applied: {expected}"
+    assert found["threads-2", 16, "output_tok_per_s"].sessions == ()
+    assert found["float32", 16, "output_tok_per_s"].withheld is None
+
+
+def test_a_launch_refuted_before_it_was_measured_counts(campaign):
+    for concurrency in (1, 8, 16):
+        campaign.alter(
+            campaign.point("threads-2", 2, concurrency), valid=False, outcome="not-applied"
+        )
+    campaign.alter_lever("threads-2", 2, seen=None, applied=False)
+    assert measure(campaign)[2]["threads-2"].applied is False
+
+
+@pytest.mark.parametrize("way", ["unknown", "unmentioned", "no file"])
+def test_what_cannot_be_shown_is_not_applied(campaign, way):
+    path = campaign.launches / "float32-s1.json"
+    if way == "unknown":
+        campaign.alter_lever("float32", 1, seen=None, applied=None)
+    elif way == "unmentioned":
+        campaign.alter(path, levers_applied=[])
+    else:
+        path.unlink()
+    _, _, applied, found = measure(campaign)
+    assert applied["float32"].applied is None
+    assert applied["float32"].state == "not applied"
+    assert applied["float32"].reason != ""
+    assert found["float32", 16, "output_tok_per_s"].mean is None
+
+
+def test_a_failed_start_beside_good_launches_does_not_unprove_them(campaign):
+    for concurrency in (1, 8, 16):
+        campaign.alter(
+            campaign.point("float32", 2, concurrency), valid=False, outcome="start-failed"
+        )
+    campaign.alter_lever("float32", 2, seen=None, applied=None)
+    assert measure(campaign)[2]["float32"].applied is True
+
+
+def test_a_variant_without_rows_is_not_measured_rather_than_not_applied(campaign):
+    for session in (1, 2):
+        for concurrency in (1, 8, 16):
+            campaign.point("float32", session, concurrency).unlink()
+    proof = measure(campaign)[2]["float32"]
+    assert (proof.applied, proof.state) == (None, "not measured")
+
+
+def test_a_control_has_ratios_like_any_other(campaign):
+    plan = read_record(campaign.plan)
+    plan["variants"]["threads-2"] |= {"delta": {}, "levers": [], "control": "a-a"}
+    write_record(campaign.plan, plan)
+    _, _, applied, found = measure(campaign)
+    assert applied["threads-2"].applied is True
+    assert found["threads-2", 16, "output_tok_per_s"].mean == pytest.approx(1.01 * 1.01**0.5)
+
+
+def test_confounded_is_carried(campaign):
+    plan = read_record(campaign.plan)
+    plan["variants"]["float32"]["confounded"] = True
+    write_record(campaign.plan, plan)
+    assert ratio(campaign, "float32", 1).confounded
+    assert not ratio(campaign, "threads-2", 1).confounded
+
+
+def test_a_truncated_launch_record_is_named(campaign):
+    (campaign.launches / "float32-s1.json").write_text("{")
+    with pytest.raises(LeverbenchError, match=r"float32-s1\.json"):
+        measure(campaign)
+
+
+@pytest.mark.parametrize(
+    "delta", [{"args.dtype": ["a", "b"]}, {"args": {"dtype": ["a", "b"]}}], ids=["flat", "nested"]
+)
+def test_a_delta_is_read_flat_or_by_section(delta):
+    assert changes({"delta": delta}) == {"args.dtype": ("a", "b")}
+
+
+def test_spread_is_largest_over_smallest_minus_one(campaign):
+    campaign.point("float32", 2, 8).unlink()
+    plan, rows, _, _ = measure(campaign)
+    found = {(s.variant, s.concurrency): s for s in spreads(plan, rows) if s.metric.startswith("o")}
+    assert found["baseline", 16].share == pytest.approx(0.02)
+    assert found["float32", 16].share == pytest.approx(1.02 * 1.01 - 1)
+    assert (found["float32", 8].sessions, found["float32", 8].share) == (1, None)

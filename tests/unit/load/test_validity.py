@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+
+from leverbench.load.metrics import point_metrics
+from leverbench.load.validity import INVALID, InvalidReason, judge
+from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
+
+# Two slots, three requests of two tokens, 50 ms apart: mean TPOT 50 ms.
+ROW = RequestRow(
+    request_index=0,
+    input_tokens=4,
+    output_tokens_asked=2,
+    intended_s=0.0,
+    sent_s=0.0,
+    ended_s=1.0,
+    output_tokens=2,
+    prompt_tokens=4,
+    cached_tokens=0,
+    finish_reason="length",
+    accept_length=None,
+    failure=None,
+    error=None,
+    token_times_s=(0.5, 0.55),
+    output_ids=None,
+)
+GOOD = Window(2, 0.0, (ROW, ROW, ROW), ClientAudit(0.1, 0.5, 1.0, 0.2, 1.99))
+
+
+def reasons(window: Window, **changes: object) -> tuple[str, ...]:
+    options = {"min_window_s": 0.5, "prefix_hits_expected": False} | changes
+    return judge(window, point_metrics(window), **options)
+
+
+def with_audit(**changes: float | None) -> Window:
+    return replace(GOOD, audit=replace(GOOD.audit, **changes))
+
+
+def with_row(**changes: object) -> Window:
+    return replace(GOOD, rows=(ROW, ROW, replace(ROW, **changes)))
+
+
+def test_a_good_window_is_valid():
+    assert reasons(GOOD) == ()
+
+
+@pytest.mark.parametrize(("lag_p99_ms", "bound"), [(4.9, False), (5.1, True)])
+def test_client_bound_above_a_tenth_of_the_tpot(lag_p99_ms, bound):
+    assert reasons(with_audit(loop_lag_p99_ms=lag_p99_ms)) == (("client-bound",) if bound else ())
+
+
+@pytest.mark.parametrize(("lag_p99_ms", "bound"), [(1.9, False), (2.1, True)])
+def test_client_bound_never_below_two_milliseconds(lag_p99_ms, bound):
+    fast = replace(ROW, token_times_s=(0.5, 0.505))  # TPOT 5 ms: a tenth is 0.5 ms
+    window = replace(with_audit(loop_lag_p99_ms=lag_p99_ms), rows=(fast,))
+
+    assert reasons(window) == (("client-bound",) if bound else ())
+
+
+@pytest.mark.parametrize(("lag_p99_ms", "bound"), [(49, False), (51, True)])
+def test_client_bound_by_ttft_where_there_is_one_token(lag_p99_ms, bound):
+    single = replace(ROW, token_times_s=(0.5,))
+    window = replace(with_audit(loop_lag_p99_ms=lag_p99_ms), rows=(single,))
+
+    assert reasons(window) == (("client-bound",) if bound else ())
+
+
+@pytest.mark.parametrize(("delivered", "held"), [(1.91, True), (1.89, False), (None, True)])
+def test_concurrency_is_delivered_from_95_percent(delivered, held):
+    expected = () if held else ("concurrency-not-delivered",)
+
+    assert reasons(with_audit(delivered_concurrency=delivered)) == expected
+
+
+@pytest.mark.parametrize("failure", sorted(set(Failure) - {Failure.TOKEN_COUNT}))
+def test_failed_requests(failure):
+    assert reasons(with_row(failure=failure, error="x")) == ("failed-requests",)
+
+
+def test_wrong_token_count():
+    assert reasons(with_row(failure=Failure.TOKEN_COUNT, error="x")) == ("wrong-token-count",)
+
+
+def test_one_cached_token_is_a_prefix_cache_hit():
+    assert reasons(with_row(cached_tokens=1)) == ("prefix-cache-hits",)
+    assert reasons(with_row(cached_tokens=1), prefix_hits_expected=True) == ()
+
+
+def test_unknown_cached_tokens_are_no_hit():
+    assert reasons(with_row(cached_tokens=None)) == ()
+
+
+def test_window_too_short():
+    assert reasons(GOOD, min_window_s=1.0) == ()
+    assert reasons(GOOD, min_window_s=1.1) == ("window-too-short",)
+
+
+def test_all_reasons_are_told():
+    window = replace(with_row(failure=Failure.TIMEOUT, error="x"), audit=GOOD.audit)
+    window = replace(window, audit=replace(GOOD.audit, delivered_concurrency=0.5))
+
+    assert reasons(window, min_window_s=9) == (
+        "concurrency-not-delivered",
+        "failed-requests",
+        "window-too-short",
+    )
+
+
+def test_every_reason_is_described():
+    assert set(INVALID) == set(InvalidReason)
+
+
+def test_what_depends_on_the_result_is_never_retried():
+    assert {reason for reason, spec in INVALID.items() if not spec.retry} == {
+        "failed-requests",
+        "wrong-token-count",
+        "window-too-short",
+        "unsteady-warm-up",
+        "probe-failed-after",
+    }

@@ -1,0 +1,16 @@
+# Models and kernels are made before anything is measured.
+rule prepare_tiny_model:
+    output:
+        manifest="models/{model}/model.json",
+    log:
+        "logs/models/{model}.log",
+    priority: 1_000_000
+    conda:
+        "../../envs/leverbench.yaml"
+    threads: workflow.cores
+    resources:
+        measure=1,
+    params:
+        seed=CAMPAIGN.seed,
+    script:
+        "../scripts/prepare_tiny_model.py"

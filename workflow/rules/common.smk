@@ -1,0 +1,70 @@
+"""The campaign of this run, and the functions that rules take their inputs and params from."""
+
+from pathlib import Path
+
+from leverbench import project
+from leverbench.campaign.slices import launch_slice, point_slice
+
+RUN = project.open_project(Path.cwd(), config)
+CAMPAIGN = RUN.campaign
+
+
+wildcard_constraints:
+    campaign=CAMPAIGN.name,
+    variant="|".join(CAMPAIGN.variants),
+    workload="|".join(CAMPAIGN.workloads),
+    session=r"[1-9]\d*",
+    concurrency=r"[1-9]\d*",
+
+
+def campaign_targets():
+    """Returns what `rule all` asks for."""
+    return RUN.targets()
+
+
+def launch_params(wildcards):
+    """Returns what one session's server depends on."""
+    RUN.require_session(wildcards.variant, int(wildcards.session))
+    return launch_slice(CAMPAIGN, wildcards.variant, int(wildcards.session)).as_params()
+
+
+def point_params(wildcards):
+    """Returns what one point depends on besides its server."""
+    return point_slice(
+        CAMPAIGN, wildcards.workload, int(wildcards.concurrency)
+    ).as_params()
+
+
+def model_input(wildcards):
+    """Returns the manifest of a model that the workflow makes."""
+    return RUN.model_manifest()
+
+
+def serve_rank(wildcards):
+    """Returns a session's priority: whole sessions, in the plan's order."""
+    return RUN.rank(wildcards.variant, int(wildcards.session))
+
+
+def bench_rank(wildcards):
+    """Returns a point's priority: inside its session, after the launch, by rising concurrency."""
+    return RUN.rank(
+        wildcards.variant,
+        int(wildcards.session),
+        wildcards.workload,
+        int(wildcards.concurrency),
+    )
+
+
+def package_sources(*modules):
+    """Returns source files whose change remakes what they compute, where that costs seconds."""
+    return project.package_sources(*modules)
+
+
+def begin_run():
+    """Checks what can be checked before machine time is spent, and waits for the machine."""
+    RUN.begin()
+
+
+def end_run():
+    """Ends the server that this run kept."""
+    RUN.end()

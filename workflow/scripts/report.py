@@ -1,0 +1,12 @@
+"""Render the report."""
+
+from leverbench.stages import report
+
+report(
+    plan=snakemake.input.plan,
+    measurements=snakemake.input.measurements,
+    html=snakemake.output.html,
+    findings=snakemake.output.findings,
+    figures=snakemake.output.figures,
+    log=snakemake.log[0],
+)

@@ -1,0 +1,5 @@
+"""Launch a session's server and prove it."""
+
+from leverbench.stages import serve
+
+serve(launch=snakemake.params.launch, record=snakemake.output.session, log=snakemake.log[0])
