@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from aiohttp import web
 
-Misbehaviour = Literal["status", "cut", "count", "error", "hang", "garbage"]
+Misbehaviour = Literal["status", "cut", "no-done", "count", "error", "hang", "garbage"]
 VOCABULARY_SIZE = 1000
 
 
@@ -44,8 +44,9 @@ class Script:
         answer: What it answers to a chat.
         metrics_prefix: First part of the names under ``/metrics``.
         misbehave: By number of the ``/generate`` request, from 0: "status" answers 500, "cut"
-            breaks the connection half-way, "count" gives one token less than asked, "error" sends
-            an error event half-way, "hang" goes silent half-way, "garbage" sends no JSON.
+            breaks the connection half-way, "no-done" leaves out the ``[DONE]``, "count" gives one
+            token less than asked, "error" sends an error event half-way, "hang" goes silent
+            half-way, "garbage" sends no JSON half-way.
     """
 
     ttft_s: float = 0.0
@@ -214,7 +215,8 @@ class ScriptedServer:
             if misbehaviour == "garbage":
                 pending.append(_sse("{no JSON"))
                 break
-        pending.append(_sse("[DONE]"))
+        if misbehaviour != "no-done":
+            pending.append(_sse("[DONE]"))
         await self._write(response, pending)
         await response.write_eof()
         return response

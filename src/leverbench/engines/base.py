@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.campaign.model import Probe
 from leverbench.errors import LeverbenchError
-from leverbench.load.client import StreamingEndpoint
+from leverbench.load.endpoint import StreamingEndpoint
 
 
 class NoAnswer(Exception):

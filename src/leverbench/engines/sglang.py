@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.campaign.model import Probe
 from leverbench.engines.base import AppliedLever, EngineIdentity, NoAnswer
 from leverbench.errors import LeverbenchError
-from leverbench.load.client import StreamSummary
-from leverbench.load.workload import Request
+from leverbench.load.endpoint import Request, StreamSummary
 
 # leverbench's own: a campaign that sets them would measure something else than it says.
 _OWNED = ("model-path", "model", "host", "port", "config")
@@ -34,7 +31,7 @@ _FAMILIES = (
     ("args.disaggregation-", "disaggregation"),
     ("args.fp8-gemm-", "fp8-gemm"),
     ("args.moe-", "moe"),
-    ("args.ep", "expert-parallel"),
+    ("args.ep-", "expert-parallel"),
     ("args.hicache-", "hicache"),
     ("args.lora-", "lora"),
     ("env.NCCL_", "nccl"),
@@ -68,24 +65,23 @@ class _GenerateEndpoint:
     headers: Mapping[str, str]
 
     def body(self, request: Request) -> bytes:
-        return orjson.dumps(
-            {
-                "input_ids": request.input_ids,
-                "sampling_params": {
-                    "max_new_tokens": request.output_tokens,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                },
-                "stream": True,
-            }
-        )
+        question = {
+            "input_ids": request.input_ids,
+            "sampling_params": {
+                "max_new_tokens": request.output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+            "stream": True,
+        }
+        return json.dumps(question).encode()
 
     def parse(self, events: Sequence[bytes]) -> StreamSummary:
         cumulative: list[int] = []
         output_ids: tuple[int, ...] | None = None
         meta: dict[str, Any] = {}
         for event in events:
-            data = orjson.loads(event)
+            data = json.loads(event)
             if "error" in data:
                 message = str(data["error"].get("message", data["error"]))
                 return StreamSummary((), None, None, None, None, None, message)

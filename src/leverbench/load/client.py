@@ -9,19 +9,18 @@ import asyncio
 import gc
 import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import aiohttp
 import numpy as np
 import uvloop
 from yarl import URL
 
+from leverbench.load.endpoint import Request, StreamingEndpoint, StreamSummary
 from leverbench.load.sse import split_events
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window, mean_in_flight
-from leverbench.load.workload import Request
 
 LAG_PERIOD_S = 0.010
 # aiohttp stops reading from the socket at twice this. Its default of 64 KiB stalls streams whose
@@ -32,32 +31,6 @@ _READ_BUFFER_BYTES = 1 << 26
 _KEEP_ALIVE_S = 2.0
 _ERROR_CHARACTERS = 500
 _DONE = b"[DONE]"
-
-
-@dataclass(frozen=True)
-class StreamSummary:
-    """What the events of one response say.
-
-    Attributes:
-        cumulative_output_tokens: Output tokens so far, one number an event; an event without
-            tokens repeats the number before it. May be empty where there is an `error`.
-        prompt_tokens: Prompt tokens by the engine's count.
-        cached_tokens: Prompt tokens served from the prefix cache.
-        finish_reason: Why generation stopped.
-        accept_length: Tokens per verify step; None unless speculative.
-        output_ids: The output's token ids.
-        error: An error that the engine sent in the stream.
-    """
-
-    cumulative_output_tokens: tuple[int, ...]
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    finish_reason: str | None
-    accept_length: float | None
-    output_ids: tuple[int, ...] | None
-    error: str | None
-
-
 _NO_EVENTS = StreamSummary(
     cumulative_output_tokens=(),
     prompt_tokens=None,
@@ -67,34 +40,6 @@ _NO_EVENTS = StreamSummary(
     output_ids=None,
     error=None,
 )
-
-
-class StreamingEndpoint(Protocol):
-    """How an engine is asked for a streamed completion, and how its answer is read."""
-
-    @property
-    def url(self) -> str:
-        """Full URL to POST to."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of each request, the content type among them."""
-        ...
-
-    def body(self, request: Request) -> bytes:
-        """Returns the request's body."""
-        ...
-
-    def parse(self, events: Sequence[bytes]) -> StreamSummary:
-        """Reads the `data` payloads of one response, in order, without the final ``[DONE]``.
-
-        A response that broke off is read too, as far as it came.
-
-        Raises:
-            ValueError, LookupError, TypeError: An event is not what the engine documents.
-        """
-        ...
 
 
 @dataclass

@@ -1,32 +1,15 @@
 """Workloads: which prompts are sent, and how many tokens are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from leverbench.campaign.model import Workload
 from leverbench.errors import LeverbenchError
+from leverbench.load.endpoint import Request
 from leverbench.records import digest
 
-__all__ = ["RANDOM_IDS", "Request", "Workload", "make_requests"]
-
 RANDOM_IDS = "random-ids"
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request: token ids in, an exact number of tokens out.
-
-    Attributes:
-        index: Place in the window, from 0.
-        input_ids: The prompt's token ids.
-        output_tokens: How many tokens the server is asked for.
-    """
-
-    index: int
-    input_ids: tuple[int, ...]
-    output_tokens: int
 
 
 def make_requests(

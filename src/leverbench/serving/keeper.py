@@ -35,7 +35,7 @@ from leverbench.serving.processes import (
 )
 
 _HOST = "127.0.0.1"
-_POLL_S = 0.1
+_POLL_S = 0.2
 _PROBE_INTERVAL_S = 0.25
 # An engine may answer its health check with a generation, which takes its time.
 _PROBE_TIMEOUT_S = 30.0
@@ -107,7 +107,7 @@ class _Keeper:
         locks.record_event(what, server_id=self.state["server_id"], **fields)
 
     def say(self) -> None:
-        """Tells clients the state, unless somebody removed the run directory."""
+        """Tells clients the state; a full disk costs the word and not the server."""
         try:
             locks.write_state(self.state)
         except OSError as error:

@@ -40,7 +40,7 @@ _KEEPER = [
     sys.executable,
     "-IS",
     "-c",
-    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
+    f"import sys; sys.path.append({str(Path(__file__).resolve().parents[2])!r})\n"
     "from leverbench.serving.keeper import main; main()",
 ]
 
@@ -165,7 +165,9 @@ def lease(spec: ServerSpec, *, measured: bool, timeout_s: float) -> Iterator[Ser
         if measured:
             held.append(open_lock(locks.MEASURE_LOCK))
             stack.callback(os.close, held[1])
-            fcntl.flock(held[1], LOCK_EX)
+            if not try_lock(held[1], LOCK_EX):
+                _say("waiting until another measurement is done")
+                fcntl.flock(held[1], LOCK_EX)
         state, launched = _acquire(spec, held[0], timeout_s)
         ready, ready_at_unix_s = _wait_ready(spec, state)
         server = _handle(ready, ready_at_unix_s, launched, tuple(held))
@@ -183,8 +185,12 @@ def lease(spec: ServerSpec, *, measured: bool, timeout_s: float) -> Iterator[Ser
 def _end_with_owner(project: Path, done: threading.Event) -> None:
     while not done.wait(0.3):
         if not run_alive(project):
-            print("leverbench: the Snakemake process has gone", file=sys.stderr, flush=True)
+            _say("the Snakemake process has gone")
             os._exit(EXIT_OWNER_GONE)
+
+
+def _say(what: str) -> None:
+    print(f"leverbench: {what}", file=sys.stderr, flush=True)
 
 
 def _acquire(spec: ServerSpec, client: int, timeout_s: float) -> tuple[State, bool]:
@@ -214,7 +220,7 @@ def _acquire(spec: ServerSpec, client: int, timeout_s: float) -> tuple[State, bo
                 stuck, swept_s = sweep(), now_s
             if user := _used_by_others(devices):
                 if not told:
-                    print(f"leverbench: waiting for {user} to be done", file=sys.stderr, flush=True)
+                    _say(f"waiting until {user} is not used any more")
                 told = True
             else:
                 waited_s += now_s - last_s
@@ -312,8 +318,7 @@ def _launch(spec: ServerSpec, devices: list[str], device_locks: list[int], clien
             return first_word
         if ended is not None:
             _refuse_quarantined(devices)
-            what = f"its keeper ended with exit code {ended}{_tail(log_path)}"
-            raise ServerError(Cause.START_FAILED, what, where=spec.label)
+            raise _died(spec.label, f"its keeper ended with exit code {ended}", log_path)
         time.sleep(0.02)
 
 

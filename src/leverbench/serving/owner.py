@@ -66,7 +66,7 @@ def run_alive(project: Path) -> bool:
 def take_turn(project: Path) -> None:
     """Waits until no other run measures on this machine, and has the turn until this process ends.
 
-    Two runs at once would evict each other's servers, point by point.
+    It says for whom it waits. Two runs at once would evict each other's servers, point by point.
     """
     path = locks.run_dir() / locks.TURN_LOCK
     if path in _held:
@@ -75,12 +75,8 @@ def take_turn(project: Path) -> None:
     while not try_lock(descriptor, LOCK_EX):
         holder = os.pread(descriptor, 4096, 0)
         if holder not in (b"", told):
-            print(
-                f"leverbench: waiting for {holder.decode(errors='replace')}, which measures on this machine",
-                file=sys.stderr,
-                flush=True,
-            )
-            told = holder
+            told, text = holder, holder.decode(errors="replace")
+            print(f"leverbench: waiting for {text}", file=sys.stderr, flush=True)
         time.sleep(0.2)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"the run in {project.resolve()} (pid {os.getpid()})".encode(), 0)
@@ -152,7 +148,8 @@ def stop_now(project: Path, timeout_s: float = 120.0) -> bool:
         state = locks.read_state(path.stem)
         if state and state["owner_lock"] == owner_lock(project):
             states[state["server_id"]] = state
-    return all([_stop(state, limit) for state in states.values()])
+    stopped = [_stop(state, limit) for state in states.values()]
+    return all(stopped) and not sweep()
 
 
 def _stop(state: State, limit: float) -> bool:

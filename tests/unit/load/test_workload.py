@@ -1,7 +1,8 @@
 import pytest
 
+from leverbench.campaign import Workload
 from leverbench.errors import LeverbenchError
-from leverbench.load.workload import Workload, make_requests
+from leverbench.load.workload import make_requests
 
 WORKLOAD = Workload("random-ids", input_tokens=5, output_tokens=3)
 SEED = [1, "s1", "random", 16, "measured"]

@@ -1,0 +1,111 @@
+"""A user's mistake is one message, before anything starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def message(said: subprocess.CompletedProcess[str]) -> str:
+    """Returns the line in which leverbench speaks; there must be no traceback."""
+    assert said.returncode != 0
+    assert "Traceback" not in said.stdout, said.stdout
+    assert "rule serve:" not in said.stdout
+    (line,) = [line for line in said.stdout.splitlines() if line.startswith("leverbench: ")]
+    return line
+
+
+def test_an_unknown_key(project):
+    project.change(sesions=3)
+
+    assert "unknown key 'sesions'" in message(project.snakemake())
+
+
+def test_a_cycle(project):
+    project.change(variants={"a": {"from": "b"}, "b": {"from": "a"}})
+
+    assert "a cycle in from: a -> b -> a" in message(project.snakemake())
+
+
+def test_two_levers(project):
+    variants = project.campaign()["variants"]
+    variants["float32"]["env"] = {"OMP_NUM_THREADS": 2}
+    project.change(variants=variants)
+
+    assert "2 levers in one delta: dtype, openmp" in message(project.snakemake())
+
+
+def test_a_missing_campaign_file(project):
+    said = project.snakemake("--config", "campaign=config/none.yaml")
+
+    assert "config/none.yaml: there is no such campaign file" in message(said)
+
+
+def test_an_unknown_override(project):
+    assert "--config sesions=... is unknown" in message(project.snakemake("--config", "sesions=3"))
+
+
+def test_an_override_that_is_no_number(project):
+    assert "sessions=many" in message(project.snakemake("--config", "sessions=many"))
+
+
+def test_an_unknown_variant_in_only(project):
+    assert "only=none: no such variant" in message(project.snakemake("--config", "only=none"))
+
+
+def test_a_missing_model(project):
+    project.change(model={"path": "models/absent"})
+
+    assert "models/absent: there is no model here" in message(project.snakemake())
+
+
+def test_too_few_gpus(project):
+    project.change(topology={"gpus": 64})
+
+    assert "needs 64 GPUs" in message(project.snakemake())
+
+
+def test_an_interpreter_that_is_not_there(project):
+    engine = {**project.campaign()["engine"], "python": "/nowhere/python"}
+    project.change(engine=engine)
+
+    assert "interpreter does not run" in message(project.snakemake())
+
+
+def test_a_session_that_is_not_planned(project):
+    said = project.snakemake("results/small/baseline/s9/random/c1.json")
+
+    assert "session 9 of baseline is not planned (it has 2)" in message(said)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"no-such-flag": 1}, "unrecognized arguments: --no-such-flag"),
+        ({"cuda-graph-max-bs": 4}, "perhaps --cuda-graph-max-bs-decode"),
+        ({"dtype": "float33"}, "invalid choice: 'float33'"),
+        ({"port": 1}, "args.port is set by leverbench itself"),
+    ],
+)
+def test_an_argument_that_the_engine_refuses(project, args, said):
+    project.change(variants={"baseline": {"args": args}})
+
+    assert said in message(project.snakemake())
+
+
+def test_a_python_without_the_package(project):
+    # A Snakemake whose Python cannot import leverbench: the site hook is switched off.
+    blocked = "import sys; sys.modules['leverbench'] = None; from snakemake.cli import main; main()"
+    said = subprocess.run(
+        [sys.executable, "-c", blocked, "--cores", "1", "--dry-run"],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert said.returncode != 0
+    assert "leverbench is not installed in this Python. Run `make setup`" in said.stderr
+    assert "Traceback" not in said.stderr
