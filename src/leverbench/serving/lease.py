@@ -247,6 +247,7 @@ def _attach(spec: ServerSpec, devices: list[str], client: int) -> State | None:
         and state["owner_lock"] == owner_lock(Path(spec.project))
         and state["status"] in ("starting", "ready")
         and alive(Process(*state["keeper"]))
+        and alive(Process(*state["server"]))  # its keeper may not have noticed yet
     ):
         return state
     fcntl.flock(client, LOCK_UN)

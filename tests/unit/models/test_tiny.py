@@ -14,14 +14,14 @@ from leverbench.records import read_record
 # Training runs in a process of its own: it sets torch's threads, seed and determinism, and the
 # sentencepiece that transformers imports crashes at exit if its import warning was an error.
 TRAIN = """
-import sys
+import json, sys
 from dataclasses import replace
 from pathlib import Path
 from leverbench.errors import LeverbenchError
 from leverbench.models.recipe import RECIPE
 from leverbench.models.tiny import prepare_tiny
 try:
-    prepare_tiny(Path(sys.argv[1]), seed=1, threads=2, recipe=replace(RECIPE, **eval(sys.argv[2])))
+    prepare_tiny(Path(sys.argv[1]), seed=1, threads=2, recipe=replace(RECIPE, **json.loads(sys.argv[2])))
 except LeverbenchError as error:
     print(error)
 """
@@ -42,7 +42,7 @@ print(model.dtype, len(output), tokenizer.decode(output, skip_special_tokens=Tru
 
 def train(model_dir: Path, **changes: float) -> str:
     """Makes the model of a changed recipe; returns the error's message, if any."""
-    return run_python(TRAIN, str(model_dir), repr(changes))
+    return run_python(TRAIN, str(model_dir), json.dumps(changes))
 
 
 def run_python(code: str, *arguments: str) -> str:
