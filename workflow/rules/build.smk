@@ -1,3 +1,6 @@
+from leverbench.models.recipe import RECIPE
+
+
 # Models and kernels are made before anything is measured.
 rule prepare_tiny_model:
     output:
@@ -12,5 +15,6 @@ rule prepare_tiny_model:
         measure=1,
     params:
         seed=CAMPAIGN.seed,
+        recipe=RECIPE.digest(),
     script:
         "../scripts/prepare_tiny_model.py"

@@ -62,10 +62,12 @@ class Engine(Protocol):
     name: str
     # Path of the HTTP endpoint that answers 200 once the server takes requests.
     ready_path: str
-    # Seconds between the request to stop and the kill, with no request in flight.
-    stop_grace_s: float
     # A line of the server's log that tells of compilation, tuning or capture.
     compile_pattern: re.Pattern[str]
+
+    def stop_grace_s(self, devices: Sequence[str]) -> float:
+        """Returns the time between the request to stop and the kill, with no request in flight."""
+        ...
 
     def lever_family(self, key: str) -> str:
         """Returns the lever to which ``args.NAME`` or ``env.NAME`` belongs."""

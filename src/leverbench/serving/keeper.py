@@ -36,7 +36,6 @@ from leverbench.serving.processes import (
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.2
-_PROBE_INTERVAL_S = 0.25
 # An engine may answer its health check with a generation, which takes its time.
 _PROBE_TIMEOUT_S = 30.0
 _REPAIR_INTERVAL_S = 1.0
@@ -48,43 +47,33 @@ class _Probe:
     """Asks a server whether it is ready, without ever waiting for the answer."""
 
     def __init__(self, port: int, path: str) -> None:
+        self.sockets: list[socket.socket] = []  # the one on which an answer is awaited
         self._port = port
         self._request = f"GET {path} HTTP/1.0\r\nHost: {_HOST}:{port}\r\n\r\n".encode()
-        self._socket: socket.socket | None = None
         self._answer = b""
-        self._asked_s = -_PROBE_TIMEOUT_S
+        self._asked_s = 0.0
 
     def ready(self) -> bool:
-        """Goes on asking; True once, when the answer with status 200 is complete."""
-        now = time.monotonic()
-        if self._socket is None:
-            if now < self._asked_s + _PROBE_INTERVAL_S:
-                return False
-            self._asked_s, self._answer = now, b""
-            try:
-                self._socket = socket.create_connection((_HOST, self._port), timeout=1.0)
-                self._socket.sendall(self._request)
-                self._socket.setblocking(False)
-            except OSError:
-                self._close()
-            return False
+        """Asks, or reads on; True when an answer with status 200 is complete."""
         try:
-            while part := self._socket.recv(65536):
+            if not self.sockets:
+                self._ask()
+            while part := self.sockets[0].recv(65536):
                 self._answer += part
         except BlockingIOError:
-            if now > self._asked_s + _PROBE_TIMEOUT_S:
-                self._close()
-            return False
+            if time.monotonic() < self._asked_s + _PROBE_TIMEOUT_S:
+                return False
         except OSError:
-            self._close()
-            return False
-        self._close()
+            self._answer = b""
+        while self.sockets:
+            self.sockets.pop().close()
         return self._answer.split(b" ", 2)[1:2] == [b"200"]
 
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+    def _ask(self) -> None:
+        self._asked_s, self._answer = time.monotonic(), b""
+        self.sockets.append(socket.create_connection((_HOST, self._port), timeout=1.0))
+        self.sockets[0].sendall(self._request)
+        self.sockets[0].setblocking(False)
 
 
 class _Keeper:
@@ -117,9 +106,9 @@ class _Keeper:
         """Returns why the server has to end, when it has to."""
         started_s = repaired_s = time.monotonic()
         while True:
-            heard = select.select([self.guardian], [], [], _POLL_S)[0]
+            heard = select.select([self.guardian, *self.probe.sockets], [], [], _POLL_S)[0]
             now = time.monotonic()
-            if heard:
+            if self.guardian in heard:
                 return self._ended(self.guardian.recv(64))
             if self.terminated:
                 return "terminated"

@@ -167,7 +167,7 @@ def _server_spec(engine: Engine, launch: Launch) -> ServerSpec:
         log_dir=str(folder),
         ready_path=engine.ready_path,
         start_timeout_s=launch.start_timeout_s,
-        stop_grace_s=engine.stop_grace_s,
+        stop_grace_s=engine.stop_grace_s(launch.devices),
         idle_s=IDLE_S,
         cwd=str(project),
     )

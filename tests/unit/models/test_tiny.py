@@ -21,7 +21,8 @@ from leverbench.errors import LeverbenchError
 from leverbench.models.recipe import RECIPE
 from leverbench.models.tiny import prepare_tiny
 try:
-    prepare_tiny(Path(sys.argv[1]), seed=1, threads=2, recipe=replace(RECIPE, **json.loads(sys.argv[2])))
+    recipe = replace(RECIPE, **json.loads(sys.argv[2]))
+    prepare_tiny(Path(sys.argv[1]), seed=1, threads=2, recipe=recipe)
 except LeverbenchError as error:
     print(error)
 """

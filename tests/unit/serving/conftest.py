@@ -141,13 +141,13 @@ class World:
         return {
             "digest": digest,
             "label": f"label-{digest}",
-            "argv": [*command, "--start-s", "0.2", "--stop-s", "0.05", *dummy],
+            "argv": [*command, "--start-s", "0.1", "--stop-s", "0.05", *dummy],
             "project": str(self.project(project)),
             "log_dir": str(self.path / "logs"),
             "start_timeout_s": 20.0,
             "stop_grace_s": 0.15,
             "idle_s": 30.0,
-            "release_timeout_s": 1.0,
+            "release_timeout_s": 0.3,
             **fields,
         }
 

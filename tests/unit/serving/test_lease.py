@@ -73,6 +73,18 @@ def test_without_an_owner_there_is_no_lease(world: World, monkeypatch: pytest.Mo
     assert caught.value.cause == Cause.OWNER_GONE
 
 
+def test_a_server_must_live_until_the_end_of_the_block(owning: World) -> None:
+    spec = ServerSpec(**owning.spec())
+    with (
+        pytest.raises(ServerError, match="the server has ended") as caught,
+        lease(spec, measured=True, timeout_s=5) as server,
+    ):
+        os.kill(server.server.pid, signal.SIGKILL)
+        wait_for(lambda: server.processes() == [])
+    assert caught.value.cause == Cause.SERVER_DIED
+    assert len(owning.events("measure-end")) == 1
+
+
 def test_two_clients_at_once_share_one_launch(world: World) -> None:
     owner = world.owner()
     clients = [owner.client(world.spec()) for _ in range(2)]
@@ -99,7 +111,7 @@ def test_waiting_for_a_working_client_is_not_counted(world: World) -> None:
     first.wait("ready")
     second = owner.client(world.spec("b"), timeout_s=1.0)
     third = owner.client(world.spec("b"), measured=True, timeout_s=1.0)
-    time.sleep(1.5)
+    time.sleep(1.2)
     assert second.told["status"] is third.told["status"] is None
     first.release()
     assert second.wait("ready")["state"]["server_id"] == third.wait("ready")["state"]["server_id"]
@@ -123,7 +135,7 @@ def test_a_server_has_all_its_devices_alone(world: World) -> None:
     both = owner.client(world.spec("a", devices=["gpu1", "gpu0"]))
     both.wait("ready")
     second = owner.client(world.spec("b", devices=["gpu1"]), timeout_s=1.0)
-    time.sleep(1.5)
+    time.sleep(1.2)
     assert second.told["status"] is None
     both.release()
     second.wait("ready")

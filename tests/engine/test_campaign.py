@@ -1,0 +1,158 @@
+"""The embedded campaign: what it leaves, and what the next command does."""
+
+import csv
+import itertools
+import re
+from datetime import datetime
+
+import pyarrow.parquet as pq
+import pytest
+from embedded import events, left_behind, snapshot
+
+VARIANTS = ("baseline", "threads-2", "float32", "decode-steps-4")
+COLUMNS = [
+    *("campaign", "variant", "parent", "session", "workload", "concurrency", "server_id", "valid"),
+    *("invalid_reason", "num_requests", "failures", "output_tok_per_s", "request_per_s"),
+    *("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "accept_length"),
+    *("duration_s", "started_at"),
+]
+
+
+def test_it_succeeds(embedded):
+    assert embedded.returncode == 0, embedded.said[-6000:]
+    assert left_behind(embedded.project) == {}
+
+
+def test_every_point_is_measured_and_sound(embedded):
+    points = embedded.points()
+
+    assert len(points) == 4 * 2 * 3
+    for path, point in points.items():
+        assert point["outcome"] == "measured", path
+        assert point["valid"], path
+        assert point["failures"] == 0
+        assert point["cached_tokens"] == 0
+        assert point["duration_s"] >= 2
+        assert point["warm_up"]["agreed"]
+        assert point["probe"]["before"]["answer"] == "Paris"
+        assert point["probe"]["after"]["answer"] == "Paris"
+
+
+def test_token_counts_agree_with_the_server_s_own(embedded):
+    for point in embedded.points().values():
+        counters = point["counters"]
+        generated = (
+            counters["after"]["generation_tokens_total"]
+            - counters["before"]["generation_tokens_total"]
+        )
+        assert generated == point["num_requests"] * 64
+
+
+def test_each_request_has_the_time_of_each_token(embedded):
+    root = embedded.project.path / "results/quickstart"
+    for path, point in embedded.points().items():
+        table = pq.read_table((root / path).with_suffix(".parquet"))
+
+        assert table.num_rows == point["num_requests"]
+        for times in table["token_times_s"].to_pylist():
+            assert len(times) == 64
+            assert times == sorted(times)
+
+
+def test_variants_share_prompts_and_sessions_do_not(embedded):
+    root = embedded.project.path / "results/quickstart"
+
+    def outputs(variant: str, session: int) -> list[list[int]]:
+        table = pq.read_table(root / variant / f"s{session}/random/c1.parquet")
+        return table["output_ids"].to_pylist()[:4]
+
+    # Greedy answers to the same prompts at the same precision; another session has other prompts.
+    assert outputs("baseline", 1) == outputs("decode-steps-4", 1)
+    assert outputs("baseline", 1) != outputs("baseline", 2)
+
+
+def test_windows_do_not_overlap_and_keep_the_plan_s_order(embedded):
+    (plan,) = embedded.records("plan.json").values()
+    points = sorted(embedded.points().values(), key=lambda point: point["started_at"])
+
+    for earlier, later in itertools.pairwise(points):
+        assert datetime.fromisoformat(earlier["ended_at"]) < datetime.fromisoformat(
+            later["started_at"]
+        )
+    assert [(p["variant"], p["session"], p["concurrency"]) for p in points] == [
+        (variant, session, concurrency)
+        for variant, session in plan["order"]
+        for concurrency in (1, 8, 16)
+    ]
+
+
+def test_leases_to_measure_do_not_overlap(embedded):
+    measuring = [e["what"] for e in events(embedded.project) if e["what"].startswith("measure-")]
+
+    assert measuring == ["measure-begin", "measure-end"] * 24
+
+
+def test_each_session_is_one_launch_with_every_setting_in_force(embedded):
+    launches = embedded.records("launches/*.json")
+    used = {point["server_id"] for point in embedded.points().values()}
+
+    assert len(launches) == 8
+    assert used == {launch["server_id"] for launch in launches.values()}
+    for launch in launches.values():
+        for lever in launch["levers_applied"]:
+            assert lever["applied"] is True, lever
+    assert {
+        (launch["variant"], lever["seen"])
+        for launch in launches.values()
+        for lever in launch["levers_applied"]
+        if lever["key"] == "env.OMP_NUM_THREADS"
+    } == {(variant, "2" if variant == "threads-2" else "1") for variant in VARIANTS}
+
+
+def test_the_table_has_a_row_a_point(embedded):
+    path = embedded.project.path / "results/quickstart/analysis/measurements.csv"
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+
+    assert list(rows[0])[: len(COLUMNS)] == COLUMNS
+    assert len(rows) == 24
+    assert {row["parent"] for row in rows if row["variant"] != "baseline"} == {"baseline"}
+
+
+def test_the_report_is_one_page_without_outside_references(embedded):
+    page = (embedded.project.path / "reports/quickstart/index.html").read_text()
+
+    for variant in VARIANTS:
+        assert variant in page
+    assert page.count("<svg") == 4
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\((?!#)""", page)
+    findings = (embedded.project.path / "reports/quickstart/findings.md").read_text()
+    assert not re.search(r"\b(faster|slower|better|worse)\b", page + findings)
+
+
+def test_nothing_to_do_right_after(embedded):
+    assert embedded.project.jobs() == {}
+    assert "Nothing to be done" in embedded.project.snakemake().stdout
+
+
+@pytest.mark.parametrize("concurrency", [16, 4])
+def test_one_point_is_one_launch_and_changes_nothing_else(embedded, concurrency):
+    """A deleted point of the ladder, and a concurrency outside it."""
+    project, target = embedded.project, f"quickstart/baseline/s2/random/c{concurrency}.json"
+    new = {target, target.replace(".json", ".parquet")}
+    (project.path / "results" / target).unlink(missing_ok=True)
+    before = snapshot(project)
+    launches = sum(event["what"] == "launch" for event in events(project))
+
+    said = project.snakemake(f"results/{target}")
+
+    assert said.returncode == 0, said.stdout
+    assert sum(event["what"] == "launch" for event in events(project)) == launches + 1
+    after = snapshot(project)
+    added = {path for path in after if path not in before} | new
+    assert {path: after[path] for path in before if path not in new} == {
+        path: content for path, content in before.items() if path not in new
+    }
+    assert added - new == {path for path in added if path.startswith("quickstart/launches/")}
+    assert len(added - new) == 1
+    assert left_behind(project) == {}
