@@ -193,7 +193,9 @@ def _prove(
             "outcome": Outcome.OK if probe["right"] else Outcome.PROBE_WRONG,
             "detail": None if probe["right"] else _wrong(launch.probe, probe["answer"]),
             "argv": masked(server.argv),
-            "env": recorded_environment(engine.environment(launch.engine), own=launch.engine.env),
+            "env": recorded_environment(
+                _environment(processes[0].pid) if processes else {}, own=launch.engine.env
+            ),
             "levers_applied": [
                 asdict(lever) for lever in _applied(launch, engine, info, processes)
             ],
