@@ -32,7 +32,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     def stop(*_: object) -> None:
+        print("dummy: asked to stop", flush=True)
         time.sleep(arguments.stop_s)
+        print("dummy: stopped", flush=True)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)

@@ -73,7 +73,7 @@ class ClientAudit:
     """Whether the client kept up.
 
     Attributes:
-        loop_lag_p50_ms: Median delay of a timer due every 10 ms in the client's event loop.
+        loop_lag_mean_ms: Mean delay of a timer due every 10 ms in the client's event loop.
         loop_lag_p99_ms: Its 99th percentile.
         loop_lag_max_ms: Its maximum.
         cpu_s: CPU time of the client's process during the window.
@@ -81,7 +81,7 @@ class ClientAudit:
             request was sent; None unless there were more requests than slots.
     """
 
-    loop_lag_p50_ms: float | None
+    loop_lag_mean_ms: float | None
     loop_lag_p99_ms: float | None
     loop_lag_max_ms: float | None
     cpu_s: float

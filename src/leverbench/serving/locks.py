@@ -6,6 +6,7 @@
 - ``<device>.lease``: shared by the clients of a server, at its first device; exclusive by a keeper
   that stops.
 - ``<device>.json``: what the keeper says of its server, the same at each of its devices.
+- ``<device>.quarantine``: keeps a GPU from being leased that did not give back its memory.
 - ``measure.lock``: exclusive while a point is measured.
 - ``turn.lock``: exclusive by the one run that measures on this machine.
 - ``events.jsonl``: what happened, for tests and for people.

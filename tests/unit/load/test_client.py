@@ -315,8 +315,9 @@ def test_the_client_audits_itself():
     with serving(Script(ttft_s=0.1)) as server:
         audit = load(server, 4, 2).audit
 
-    assert 0 <= audit.loop_lag_p50_ms <= audit.loop_lag_p99_ms <= audit.loop_lag_max_ms
-    assert audit.loop_lag_p50_ms < 50
+    assert 0 <= audit.loop_lag_mean_ms <= audit.loop_lag_max_ms
+    assert audit.loop_lag_p99_ms <= audit.loop_lag_max_ms
+    assert audit.loop_lag_mean_ms < 50
     assert 0 < audit.cpu_s < 2
 
 
@@ -336,7 +337,7 @@ def test_a_blocked_client_finds_itself_out():
     audit = window.audit
     assert audit.loop_lag_max_ms > 100
     # Most of the window was spent waiting, though the watch woke only once in all that time.
-    assert audit.loop_lag_p50_ms > audit.loop_lag_max_ms / 10
+    assert audit.loop_lag_mean_ms > audit.loop_lag_max_ms / 10
     assert "client-bound" in judge(
         window, point_metrics(window), min_window_s=0, prefix_hits_expected=False
     )

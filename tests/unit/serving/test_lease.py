@@ -74,13 +74,13 @@ def test_without_an_owner_there_is_no_lease(world: World, monkeypatch: pytest.Mo
 
 
 def test_a_server_must_live_until_the_end_of_the_block(owning: World) -> None:
-    spec = ServerSpec(**owning.spec())
-    with (
-        pytest.raises(ServerError, match="the server has ended") as caught,
-        lease(spec, measured=True, timeout_s=5) as server,
-    ):
-        os.kill(server.server.pid, signal.SIGKILL)
-        wait_for(lambda: server.processes() == [])
+    def use() -> None:
+        with lease(ServerSpec(**owning.spec()), measured=True, timeout_s=5) as server:
+            os.kill(server.server.pid, signal.SIGKILL)
+            wait_for(lambda: server.processes() == [])
+
+    with pytest.raises(ServerError, match="the server has ended") as caught:
+        use()
     assert caught.value.cause == Cause.SERVER_DIED
     assert len(owning.events("measure-end")) == 1
 
@@ -97,9 +97,10 @@ def test_two_clients_at_once_share_one_launch(world: World) -> None:
 def test_another_server_evicts_an_idle_one_and_waits_until_it_is_gone(world: World) -> None:
     owner = world.owner()
     first = owner.client(world.spec("a", "--stop-s", "0.4", stop_grace_s=1.0))
-    first.wait("ready")
+    log = Path(first.wait("ready")["state"]["log_path"])
     first.release()
     owner.client(world.spec("b"), measured=True).wait("ready")
+    assert log.read_text().endswith("dummy: asked to stop\ndummy: stopped\n")
     order = [(e["what"], e.get("reason")) for e in world.events("launch", "stop", "stopped")]
     launch = ("launch", None)
     assert order == [launch, ("stop", "evicted"), ("stopped", None), launch]
