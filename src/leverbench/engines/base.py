@@ -62,6 +62,8 @@ class Engine(Protocol):
     name: str
     # Path of the HTTP endpoint that answers 200 once the server takes requests.
     ready_path: str
+    # What the names of the engine's own environment variables begin with.
+    env_prefix: str
     # A line of the server's log that tells of compilation, tuning or capture.
     compile_pattern: re.Pattern[str]
 

@@ -105,6 +105,7 @@ class SGLang:
 
     name = "sglang"
     ready_path = "/health"
+    env_prefix = "SGLANG_"
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )

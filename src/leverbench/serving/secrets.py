@@ -4,39 +4,45 @@ import re
 from collections.abc import Mapping, Sequence
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-_RECORDED = ("SGLANG_", "NCCL_", "CUDA_", "TRITON_", "OMP_")
+# Libraries that every engine stands on read these.
+_RECORDED = ("NCCL_", "CUDA_", "TRITON_", "OMP_", "PYTHONPATH")
 MASK = "***"
 
 
-def recorded_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def recorded_environment(
+    environment: Mapping[str, str], own: Mapping[str, str], prefix: str
+) -> dict[str, str]:
     """Returns the variables that matter to a measurement, secrets masked.
 
     Args:
         environment: The whole environment of a process.
         own: The variables that the campaign sets.
+        prefix: What the names of the engine's own variables begin with.
     """
     return {
         key: MASK if _SECRET.search(key) else value
         for key, value in sorted(environment.items())
-        if key in own or key.startswith(_RECORDED) or key == "PYTHONPATH"
+        if key in own or key.startswith((prefix, *_RECORDED))
     }
 
 
 def masked(argv: Sequence[str]) -> list[str]:
     """Returns a command line in which the values of secret flags are masked."""
     shown: list[str] = []
+    secret = False
     for word in argv:
         flag, equals, _ = word.partition("=")
-        if equals and flag.startswith("-") and _SECRET.search(flag):
-            shown.append(f"{flag}={MASK}")
-        elif (
-            shown
-            and shown[-1].startswith("--")
-            and _SECRET.search(shown[-1])
-            and "=" not in shown[-1]
-            and not word.startswith("-")
-        ):
+        named = word.startswith("-") and bool(_SECRET.search(flag)) and not _is_count(flag)
+        if secret and not word.startswith("-"):
             shown.append(MASK)
+        elif named and equals:
+            shown.append(f"{flag}={MASK}")
         else:
             shown.append(word)
+        secret = named and not equals
     return shown
+
+
+def _is_count(flag: str) -> bool:
+    """Numbers of tokens are no tokens: ``--max-total-tokens 4096`` stays readable."""
+    return flag.endswith("-tokens")

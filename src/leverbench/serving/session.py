@@ -194,7 +194,9 @@ def _prove(
             "detail": None if probe["right"] else _wrong(launch.probe, probe["answer"]),
             "argv": masked(server.argv),
             "env": recorded_environment(
-                _environment(processes[0].pid) if processes else {}, own=launch.engine.env
+                _environment(processes[0].pid) if processes else {},
+                own=launch.engine.env,
+                prefix=engine.env_prefix,
             ),
             "levers_applied": [
                 asdict(lever) for lever in _applied(launch, engine, info, processes)

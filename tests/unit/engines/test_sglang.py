@@ -1,0 +1,163 @@
+"""SGLang's command line, endpoints and answers; the real server is under tests/engine."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_server import Script, serving
+
+from leverbench.campaign import Engine, Probe
+from leverbench.engines import NoAnswer, get_engine
+from leverbench.engines.sglang import _cure
+from leverbench.errors import LeverbenchError
+from leverbench.load.endpoint import Request
+
+SGLANG = get_engine("sglang")
+
+
+def engine(**settings: object) -> Engine:
+    return Engine(
+        **{"name": "sglang", "python": None, "wrapper": (), "args": {}, "env": {}} | settings
+    )
+
+
+def test_the_command_is_a_list_of_words():
+    args = {"tp": 4, "trust-remote-code": True, "cuda-graph-bs-decode": [1, 2], "x": {"a": 1}}
+    command = SGLANG.command(engine(args=args, wrapper=("exec", "it")), Path("/m"))
+
+    assert command[:5] == ("exec", "it", sys.executable, "-m", "sglang.launch_server")
+    assert command[5:11] == ("--model-path", "/m", "--host", "127.0.0.1", "--port", "{port}")
+    assert command[11:] == (
+        *("--tp", "4"),
+        "--trust-remote-code",
+        *("--cuda-graph-bs-decode", "1", "2"),
+        *("--x", '{"a": 1}'),
+    )
+
+
+@pytest.mark.parametrize("name", ["port", "host", "model-path", "config"])
+def test_what_is_set_here_cannot_be_set_by_a_campaign(name):
+    with pytest.raises(LeverbenchError, match=f"args.{name} is set by leverbench itself"):
+        SGLANG.command(engine(args={name: "x"}), Path("/m"))
+
+
+def test_plugins_are_off_unless_the_campaign_names_them():
+    assert SGLANG.environment(engine())["SGLANG_PLUGINS"] == "none"
+    named = engine(env={"SGLANG_PLUGINS": "mine"})
+    assert SGLANG.environment(named)["SGLANG_PLUGINS"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "lever"),
+    [
+        ("args.speculative-num-steps", "speculation"),
+        ("env.NCCL_PROTO", "nccl"),
+        ("args.dtype", "dtype"),
+        ("args.ep-size", "expert-parallel"),
+        ("args.eplb-algorithm", "eplb-algorithm"),
+        ("env.MINE", "MINE"),
+        ("python", "engine"),
+    ],
+)
+def test_keys_belong_to_levers(key, lever):
+    assert SGLANG.lever_family(key) == lever
+
+
+@pytest.mark.parametrize(
+    ("message", "cure"),
+    [
+        ("unrecognized arguments: --dtyp x", "--dtyp: perhaps --dtype"),
+        ("unrecognized arguments: --zzz", "--zzz: no such flag"),
+        ("ambiguous option: --cuda-graph-max-bs", "perhaps --cuda-graph-max-bs-decode"),
+        ("argument --dtype: invalid choice", "Its --help says what it takes."),
+    ],
+)
+def test_a_refusal_has_a_cure(message, cure):
+    options = ["--dtype", "--port", "--cuda-graph-max-bs-decode", "--cuda-graph-max-bs-prefill"]
+
+    assert cure in _cure(message, options)
+
+
+def event(**meta: object) -> bytes:
+    count = meta["completion_tokens"]
+    return json.dumps({"output_ids": list(range(count)), "meta_info": meta}).encode()
+
+
+def test_events_are_cumulative():
+    end = {"type": "length", "length": 3}
+    summary = SGLANG.endpoint("http://x").parse(
+        [
+            event(completion_tokens=1, prompt_tokens=4, cached_tokens=0, finish_reason=None),
+            event(completion_tokens=3, prompt_tokens=4, cached_tokens=2, finish_reason=end),
+        ]
+    )
+
+    assert summary.cumulative_output_tokens == (1, 3)
+    assert summary.prompt_tokens == 4
+    assert summary.cached_tokens == 2
+    assert summary.finish_reason == "length"
+    assert summary.output_ids == (0, 1, 2)
+    assert summary.accept_length is None
+
+
+def test_an_error_in_the_stream_is_told():
+    summary = SGLANG.endpoint("http://x").parse([b'{"error": {"message": "too long"}}'])
+
+    assert summary.error == "too long"
+
+
+def test_a_request_asks_for_an_exact_number_of_tokens():
+    body = json.loads(SGLANG.endpoint("http://x").body(Request(0, (5, 6), 7)))
+
+    assert body["input_ids"] == [5, 6]
+    assert body["sampling_params"] == {"max_new_tokens": 7, "temperature": 0, "ignore_eos": True}
+    assert body["stream"] is True
+
+
+def test_a_server_is_asked_and_flushed():
+    with serving(Script()) as server:
+        assert SGLANG.ask(server.url, Probe(), 10) == "Paris"
+        SGLANG.flush_cache(server.url, 10)
+
+
+def test_a_server_that_is_not_there_gives_no_answer():
+    with pytest.raises(NoAnswer):
+        SGLANG.ask("http://127.0.0.1:9", Probe(), 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "was", "applied"),
+    [
+        ("float32", "float32", None, True),
+        ("float32", "bfloat16", None, False),
+        (None, "auto", "bfloat16", True),
+        (None, "bfloat16", "bfloat16", None),
+    ],
+)
+def test_an_argument_is_applied_if_the_server_says_so(asked, seen, was, applied):
+    parsed = {} if asked is None else {"dtype": ["dtype", asked]}
+    lever = SGLANG.applied(parsed, {"effective": {"dtype": seen}}, "args.dtype", asked, was)
+
+    assert lever.applied is applied
+    assert lever.seen == seen
+
+
+def test_an_argument_that_the_server_does_not_tell_is_not_shown():
+    lever = SGLANG.applied({"x": ["x", 1]}, {"effective": {}}, "args.x", 1, None)
+
+    assert lever.applied is None
+    assert "has no x" in lever.evidence
+
+
+@pytest.mark.parametrize(
+    ("line", "compiling"),
+    [
+        ("Capture cuda graph begin. This can take up to several minutes.", True),
+        ("Capture draft CUDA graph end. elapsed=3", True),
+        ("Decode batch, #running-req: 16, cuda graph: True, gen throughput", False),
+        ("[TP0] Prefill batch, #new-seq: 1", False),
+    ],
+)
+def test_lines_that_tell_of_compilation(line, compiling):
+    assert bool(SGLANG.compile_pattern.search(line)) is compiling

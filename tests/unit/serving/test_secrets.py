@@ -1,0 +1,29 @@
+"""Secrets are never written down."""
+
+from leverbench.serving.secrets import masked, recorded_environment
+
+
+def test_only_what_matters_is_recorded_and_secrets_are_masked():
+    environment = {
+        "HOME": "/h",
+        "NCCL_ALGO": "Ring",
+        "MY_API_KEY": "s3cret",
+        "OWN": "1",
+        "ENG_X": "2",
+    }
+
+    assert recorded_environment(environment, {"MY_API_KEY": "", "OWN": ""}, "ENG_") == {
+        "ENG_X": "2",
+        "MY_API_KEY": "***",
+        "NCCL_ALGO": "Ring",
+        "OWN": "1",
+    }
+
+
+def test_values_of_secret_flags_are_masked():
+    argv = ["run", "--api-key", "s3cret", "--api-token=abc", "--max-total-tokens", "64", "--x", "y"]
+
+    assert masked(argv) == [
+        *("run", "--api-key", "***", "--api-token=***"),
+        *("--max-total-tokens", "64", "--x", "y"),
+    ]
