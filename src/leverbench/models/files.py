@@ -40,7 +40,7 @@ def model_facts(path: Path) -> ModelFacts:
             where=str(path),
             cure="Set model.path in the campaign to the folder of the model.",
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LeverbenchError(
             f"unreadable model configuration ({error!r})", where=str(path / "config.json")
         ) from None
