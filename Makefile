@@ -39,9 +39,9 @@ lint: setup-dev
 
 # Fast tests first: they fail within two minutes.
 test: lint
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -m "not engine" tests/unit
 	$(BIN)/pytest tests/workflow
-	$(BIN)/pytest -m "not long and not gpu" tests/engine
+	$(BIN)/pytest -m "engine and not long and not gpu" tests
 
 test-all: test
 	$(BIN)/pytest -m "long or gpu" tests

@@ -4,16 +4,20 @@ A mistake or a mishap that has a cure ends the job with its message; anything el
 keeps its traceback. Imports are inside the functions: a job loads only what it needs.
 """
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from leverbench import records
 from leverbench.errors import LeverbenchError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_MAKE_ROOM = "Make room and run again: what was measured stays, only what is missing is measured"
 
 
 @contextmanager
@@ -29,8 +33,16 @@ def _stage(log: str) -> Iterator[None]:
     except LeverbenchError as error:
         ended = f"leverbench: {error}"
         sys.exit(ended)
+    except KeyboardInterrupt:
+        sys.exit("leverbench: interrupted")
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        ended = f"leverbench: {error.filename or Path.cwd()}: {error.strerror}. {_MAKE_ROOM}"
+        sys.exit(ended)
     finally:
-        path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n", encoding="utf-8")
+        with suppress(OSError):
+            path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n")
 
 
 def write_plan(plan: Mapping[str, Any], record: str, log: str) -> None:
