@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
+from leverbench.campaign.slices import Timeouts
 from leverbench.errors import LeverbenchError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -45,6 +46,10 @@ def _stage(log: str) -> Iterator[None]:
             path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n")
 
 
+def _timeouts(resources: Mapping[str, Any]) -> Timeouts:
+    return Timeouts(resources["start_timeout_s"], resources["request_timeout_s"])
+
+
 def write_plan(plan: Mapping[str, Any], record: str, log: str) -> None:
     """Writes the plan's record."""
     with _stage(log):
@@ -62,12 +67,12 @@ def prepare_tiny_model(seed: int, manifest: str, log: str) -> None:
         records.append_line(Path("state/history.jsonl"), {"what": "model", "seconds": seconds})
 
 
-def serve(launch: Mapping[str, Any], record: str, log: str) -> None:
+def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str) -> None:
     """Launches a session's server and proves it."""
     with _stage(log):
         from leverbench.serving import session
 
-        session.serve(launch, Path(record))
+        session.serve(launch, _timeouts(resources), Path(record))
 
 
 def bench(
@@ -76,13 +81,15 @@ def bench(
     session: str,
     record: str,
     requests: str,
+    resources: Mapping[str, Any],
     log: str,
 ) -> None:
     """Measures one point on its session's server."""
     with _stage(log):
         from leverbench.load import point as measuring
 
-        measuring.bench(launch, point, Path(session), Path(record), Path(requests))
+        paths = (Path(session), Path(record), Path(requests))
+        measuring.bench(launch, point, _timeouts(resources), *paths)
 
 
 def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) -> None:
@@ -119,7 +126,7 @@ def gate(planned: Sequence[str], passed: str, log: str) -> None:
             listed = "\n  ".join(standing)
             raise LeverbenchError(
                 f"{len(standing)} lasting failures stand\n  {listed}\n",
-                cure="Mend the variants concerned: what their change affects is made anew.",
+                cure="Mend the variants concerned, or delete their records to try again.",
             )
         Path(passed).parent.mkdir(parents=True, exist_ok=True)
         Path(passed).touch()

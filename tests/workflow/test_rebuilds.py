@@ -100,6 +100,12 @@ def test_the_target_changes_the_report_alone(measured):
     assert measured.jobs() == {"plan": 1, **AFTER}
 
 
+def test_more_patience_measures_nothing_again(measured):
+    measured.change(limits={"start_timeout_s": 3600, "request_timeout_s": 60})
+
+    assert measured.jobs() == {"plan": 1, **AFTER}
+
+
 def test_one_deleted_point(measured):
     target = "results/small/float32/s2/random/c8.json"
     (measured.path / target).unlink()

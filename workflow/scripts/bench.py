@@ -8,5 +8,6 @@ bench(
     session=snakemake.input.session,
     record=snakemake.output.record,
     requests=snakemake.output.requests,
+    resources=snakemake.resources,
     log=snakemake.log[0],
 )

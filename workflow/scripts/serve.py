@@ -2,4 +2,9 @@
 
 from leverbench.stages import serve
 
-serve(launch=snakemake.params.launch, record=snakemake.output.session, log=snakemake.log[0])
+serve(
+    launch=snakemake.params.launch,
+    record=snakemake.output.session,
+    resources=snakemake.resources,
+    log=snakemake.log[0],
+)

@@ -1,6 +1,7 @@
 """Reads a campaign file: schema, overrides, inheritance, one lever a variant."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -55,6 +56,13 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
             f"{data['campaign']!r} is a reserved name",
             where=document.where(("campaign",)),
             cure=f"Choose another than {', '.join(RESERVED_CAMPAIGNS)}.",
+        )
+    model = data["model"]
+    if model.get("prepare") and not re.fullmatch(r"models/[a-z0-9][a-z0-9-]*", model["path"]):
+        raise LeverbenchError(
+            f"a model that the workflow makes cannot lie in {model['path']}",
+            where=document.where(("model", "path")),
+            cure="Say models/NAME, or remove prepare: if the model is there already.",
         )
     return Campaign(
         name=data["campaign"],

@@ -77,8 +77,8 @@ class Limits:
     min_window_s: float = 10.0
     warm_up_agreement: float = 0.1
     max_warm_up_windows: int = 8
-    start_timeout_s: float = 1800.0
-    request_timeout_s: float = 600.0
+    start_timeout_s: int = 1800
+    request_timeout_s: int = 600
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,19 @@ from leverbench.protocol import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
+class Timeouts:
+    """How long a job waits; no part of any slice, since patience changes no figure.
+
+    Attributes:
+        start_s: From the launch of a server to ready.
+        request_s: One request.
+    """
+
+    start_s: float
+    request_s: float
+
+
+@dataclass(frozen=True)
 class Launch:
     """All that determines one server, and how it is found ready.
 
@@ -24,8 +37,6 @@ class Launch:
         model_path: Folder of the model.
         devices: The devices that it takes.
         probe: The question it must answer.
-        start_timeout_s: From launch to ready.
-        request_timeout_s: One request.
     """
 
     campaign: str
@@ -36,8 +47,6 @@ class Launch:
     model_path: str
     devices: tuple[str, ...]
     probe: Probe
-    start_timeout_s: float
-    request_timeout_s: float
 
     def as_params(self) -> dict[str, Any]:
         """Returns the slice as plain values, with the protocol's version."""
@@ -105,8 +114,6 @@ def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
         model_path=campaign.model_path,
         devices=campaign.devices,
         probe=campaign.probe,
-        start_timeout_s=campaign.limits.start_timeout_s,
-        request_timeout_s=campaign.limits.request_timeout_s,
     )
 
 

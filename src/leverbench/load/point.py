@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
-from leverbench.campaign.slices import Launch, Point
+from leverbench.campaign.slices import Launch, Point, Timeouts
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
@@ -46,6 +46,7 @@ class _Measured:
 def bench(
     launch_params: Mapping[str, Any],
     point_params: Mapping[str, Any],
+    timeouts: Timeouts,
     session_record: Path,
     record: Path,
     requests: Path,
@@ -59,6 +60,7 @@ def bench(
     Args:
         launch_params: The launch slice of the session.
         point_params: The point slice.
+        timeouts: How long to wait.
         session_record: ``server.json`` of the session.
         record: The point's record.
         requests: The point's Parquet file, one row a request.
@@ -91,7 +93,9 @@ def bench(
         account = Path("state/attempts") / folder / f"c{point.concurrency}.jsonl"
         began = time.monotonic()
         try:
-            measured = attempt_twice(lambda: _measure(launch, point, about), account, about)
+            measured = attempt_twice(
+                lambda: _measure(launch, point, timeouts, about), account, about
+            )
         except LastingFailure as error:
             failure = error
     if failure is not None:
@@ -107,14 +111,16 @@ def bench(
     records.append_line(HISTORY, {"what": f"point c{point.concurrency}", "seconds": seconds})
 
 
-def _measure(launch: Launch, point: Point, about: Mapping[str, Any]) -> _Measured:
-    with open_session(launch, measured=True) as session:
+def _measure(
+    launch: Launch, point: Point, timeouts: Timeouts, about: Mapping[str, Any]
+) -> _Measured:
+    with open_session(launch, timeouts, measured=True) as session:
         clock = _Clock()
         before = ask_probe(session, launch.probe)
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
         clock.lap("probe_before")
-        warm_up, rate = _warm_up(session, launch, point)
+        warm_up, rate = _warm_up(session, launch, point, timeouts)
         clock.lap("warm_up")
         count = max(point.requests, point.concurrency * _waves(point, rate))
         asked = make_requests(
@@ -128,7 +134,7 @@ def _measure(launch: Launch, point: Point, about: Mapping[str, Any]) -> _Measure
             session.engine.endpoint(session.server.base_url),
             asked,
             point.concurrency,
-            request_timeout_s=launch.request_timeout_s,
+            request_timeout_s=timeouts.request_s,
         )
         clock.lap("window")
         session.server.check_alive()
@@ -185,7 +191,9 @@ def _seed(launch: Launch, point: Point, phase: str) -> list[object]:
     return [point.seed, launch.session, point.workload_name, point.concurrency, phase]
 
 
-def _warm_up(session: Session, launch: Launch, point: Point) -> tuple[dict[str, Any], float]:
+def _warm_up(
+    session: Session, launch: Launch, point: Point, timeouts: Timeouts
+) -> tuple[dict[str, Any], float]:
     """Runs windows at the measured shape until two successive ones agree.
 
     Returns:
@@ -204,7 +212,7 @@ def _warm_up(session: Session, launch: Launch, point: Point) -> tuple[dict[str, 
                 point.workload, count, session.facts.vocabulary, _seed(launch, point, phase)
             ),
             point.concurrency,
-            request_timeout_s=launch.request_timeout_s,
+            request_timeout_s=timeouts.request_s,
         )
         session.server.check_alive()
         done = window.successful

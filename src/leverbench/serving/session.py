@@ -10,7 +10,7 @@ from typing import Any
 
 from leverbench import records
 from leverbench.campaign.model import Probe
-from leverbench.campaign.slices import Launch
+from leverbench.campaign.slices import Launch, Timeouts
 from leverbench.engines import AppliedLever, Engine, NoAnswer, get_engine
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.models.files import ModelFacts, model_facts
@@ -56,7 +56,7 @@ class Session:
     lease_s: float
 
 
-def serve(params: Mapping[str, Any], record: Path) -> None:
+def serve(params: Mapping[str, Any], timeouts: Timeouts, record: Path) -> None:
     """Launches a session's server, proves it and records which launch it is.
 
     A failure that would come again is recorded as the session's outcome, so that the rest of
@@ -64,6 +64,7 @@ def serve(params: Mapping[str, Any], record: Path) -> None:
 
     Args:
         params: The launch slice.
+        timeouts: How long to wait.
         record: ``server.json`` of the session.
 
     Raises:
@@ -80,24 +81,27 @@ def serve(params: Mapping[str, Any], record: Path) -> None:
     }
     folder = Path("state/attempts") / launch.campaign / launch.variant / f"s{launch.session}"
     try:
-        server_id = attempt_twice(lambda: _launch_once(launch), folder / "serve.jsonl", about)
+        server_id = attempt_twice(
+            lambda: _launch_once(launch, timeouts), folder / "serve.jsonl", about
+        )
         outcome = {"server_id": server_id, "outcome": Outcome.OK, "detail": None}
     except LastingFailure as failure:
         outcome = {"server_id": None, "outcome": failure.outcome, "detail": failure.detail}
     records.write_record(record, {**about, **outcome})
 
 
-def _launch_once(launch: Launch) -> str:
-    with open_session(launch, measured=False) as session:
+def _launch_once(launch: Launch, timeouts: Timeouts) -> str:
+    with open_session(launch, timeouts, measured=False) as session:
         return session.server.server_id
 
 
 @contextmanager
-def open_session(launch: Launch, *, measured: bool) -> Iterator[Session]:
+def open_session(launch: Launch, timeouts: Timeouts, *, measured: bool) -> Iterator[Session]:
     """Yields the session's server, launched if it does not run, and proven if nobody has.
 
     Args:
         launch: The launch slice.
+        timeouts: How long to wait.
         measured: Whether nothing else of ours may be measured meanwhile.
 
     Raises:
@@ -107,7 +111,7 @@ def open_session(launch: Launch, *, measured: bool) -> Iterator[Session]:
     began = time.monotonic()
     engine = get_engine(launch.engine.name)
     facts = model_facts(Path(launch.model_path))
-    spec = _server_spec(engine, launch)
+    spec = _server_spec(engine, launch, timeouts)
     try:
         with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
             path = Path("results") / launch.campaign / "launches" / f"{server.server_id}.json"
@@ -147,7 +151,7 @@ def _is_right(probe: Probe, answer: str, expected: str | None) -> bool:
     return probe.expect in answer if probe.match == "contains" else answer == probe.expect
 
 
-def _server_spec(engine: Engine, launch: Launch) -> ServerSpec:
+def _server_spec(engine: Engine, launch: Launch, timeouts: Timeouts) -> ServerSpec:
     project = Path.cwd()
     identity = identify(launch.engine)
     argv = engine.command(launch.engine, (project / launch.model_path).resolve())
@@ -166,7 +170,7 @@ def _server_spec(engine: Engine, launch: Launch) -> ServerSpec:
         project=str(project),
         log_dir=str(folder),
         ready_path=engine.ready_path,
-        start_timeout_s=launch.start_timeout_s,
+        start_timeout_s=timeouts.start_s,
         stop_grace_s=engine.stop_grace_s(launch.devices),
         idle_s=IDLE_S,
         cwd=str(project),

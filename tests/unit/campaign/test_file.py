@@ -141,6 +141,10 @@ def test_a_mistake_in_a_variant_is_one_message(tmp_path, variants, said):
         (HEAD.replace("random-ids", "sharegpt"), "workloads.random.dataset: 'sharegpt'"),
         ("campaign: x\n", "'model' is a required property"),
         ("- 1\n", "not YAML"),
+        (
+            HEAD.replace("{path: models/m}", "{path: /data/m, prepare: tiny}"),
+            "c.yaml:2: a model that the workflow makes cannot lie in /data/m",
+        ),
     ],
 )
 def test_a_mistake_in_the_head_is_one_message(tmp_path, head, said):
