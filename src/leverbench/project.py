@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from leverbench import records
-from leverbench.campaign import Campaign, load_campaign
+from leverbench.campaign.file import load_campaign
+from leverbench.campaign.model import Campaign
 from leverbench.campaign.plan import describe, order_of, plan_record
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments

@@ -1,7 +1,10 @@
 """SGLang: command line, endpoints, log lines. Checked with 0.5.23."""
 
 import difflib
+import hashlib
 import http.client
+import importlib.metadata
+import inspect
 import json
 import os
 import re
@@ -49,12 +52,6 @@ _RENAMED = {
     "--disable-cuda-graph-padding": "--cuda-graph-bs-decode",
     "--enable-ep-moe": "--ep-size",
 }
-
-_IDENTIFY = (
-    "import importlib.metadata as m, hashlib, json; d = m.distribution('sglang');"
-    "print(json.dumps([d.version, hashlib.sha256((d.read_text('RECORD') or d.version)"
-    ".encode()).hexdigest()]))"
-)
 
 
 @dataclass(frozen=True)
@@ -127,9 +124,24 @@ class SGLang:
     def identify(self, settings: EngineSettings) -> EngineIdentity:
         """Returns which SGLang the interpreter has."""
         command = [*settings.wrapper, settings.python or sys.executable]
+        missing = LeverbenchError(
+            "this interpreter has no SGLang",
+            where=" ".join(command),
+            cure="Install it there, or name another with engine.python in the campaign.",
+        )
+        if settings.python is None and not settings.wrapper:
+            # This very interpreter: no need to start it.
+            try:
+                return EngineIdentity(self.name, *_installed())
+            except importlib.metadata.PackageNotFoundError:
+                raise missing from None
+        source = f"import hashlib, importlib.metadata\n{inspect.getsource(_installed)}"
         try:
             done = subprocess.run(
-                [*command, "-c", _IDENTIFY], capture_output=True, text=True, timeout=120
+                [*command, "-c", f"{source}\nprint(*_installed())"],
+                capture_output=True,
+                text=True,
+                timeout=120,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LeverbenchError(
@@ -138,12 +150,8 @@ class SGLang:
                 cure="Set engine.python and engine.wrapper in the campaign.",
             ) from None
         if done.returncode != 0:
-            raise LeverbenchError(
-                "this interpreter has no SGLang",
-                where=" ".join(command),
-                cure="Install it there, or name another with engine.python in the campaign.",
-            )
-        version, digest = json.loads(done.stdout.splitlines()[-1])
+            raise missing
+        version, digest = done.stdout.splitlines()[-1].split()
         return EngineIdentity(self.name, version, digest)
 
     def check_arguments(
@@ -286,6 +294,13 @@ class SGLang:
         seen = effective[field]
         applied = seen == value if asked is not None else (True if seen != was else None)
         return AppliedLever(key, asked, seen, applied, f"/server_info: {field}")
+
+
+def _installed() -> tuple[str, str]:
+    """Returns version and digest of the SGLang of this interpreter, whichever that is."""
+    distribution = importlib.metadata.distribution("sglang")
+    files = distribution.read_text("RECORD") or distribution.version
+    return distribution.version, hashlib.sha256(files.encode()).hexdigest()
 
 
 def _words(name: str, value: Any) -> list[str]:

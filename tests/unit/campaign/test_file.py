@@ -5,7 +5,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from leverbench.campaign import load_campaign
+from leverbench.campaign.file import load_campaign
 from leverbench.errors import LeverbenchError
 
 

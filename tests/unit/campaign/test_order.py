@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from leverbench.campaign import session_order
+from leverbench.campaign.order import session_order
 
 
 def blocks(order):

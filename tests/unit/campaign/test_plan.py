@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from leverbench.campaign import Campaign, load_campaign
+from leverbench.campaign.file import load_campaign
+from leverbench.campaign.model import Campaign
 from leverbench.campaign.plan import describe, estimate_s, plan_record
 from leverbench.campaign.slices import Launch, Point, launch_slice, point_slice
 

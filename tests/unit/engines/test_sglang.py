@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripted_server import Script, serving
 
-from leverbench.campaign import Engine, Probe
+from leverbench.campaign.model import Engine, Probe
 from leverbench.engines import NoAnswer, get_engine
 from leverbench.engines.sglang import _cure
 from leverbench.errors import LeverbenchError
@@ -161,3 +161,25 @@ def test_an_argument_that_the_server_does_not_tell_is_not_shown():
 )
 def test_lines_that_tell_of_compilation(line, compiling):
     assert bool(SGLANG.compile_pattern.search(line)) is compiling
+
+
+def test_another_interpreter_tells_the_same_of_itself():
+    here = SGLANG.identify(engine())
+
+    assert SGLANG.identify(engine(python=sys.executable)) == here
+    assert SGLANG.identify(engine(wrapper=("env", "X=1"))) == here
+    assert here.version.count(".") >= 2
+
+
+def test_an_interpreter_without_the_engine_is_told(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # without site-packages
+    python.chmod(0o755)
+
+    with pytest.raises(LeverbenchError, match="this interpreter has no SGLang"):
+        SGLANG.identify(engine(python=str(python)))
+
+
+def test_an_interpreter_that_is_not_there_is_told():
+    with pytest.raises(LeverbenchError, match="does not run"):
+        SGLANG.identify(engine(python="/nowhere/python"))

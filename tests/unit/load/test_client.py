@@ -24,7 +24,7 @@ import pytest
 import scripted_server
 from scripted_server import Script, ScriptedServer, serving
 
-from leverbench.campaign import Workload
+from leverbench.campaign.model import Workload
 from leverbench.load.client import run_window
 from leverbench.load.endpoint import Request, StreamSummary
 from leverbench.load.metrics import point_metrics

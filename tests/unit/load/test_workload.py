@@ -1,6 +1,6 @@
 import pytest
 
-from leverbench.campaign import Workload
+from leverbench.campaign.model import Workload
 from leverbench.errors import LeverbenchError
 from leverbench.load.workload import make_requests
 
