@@ -3,7 +3,8 @@
 Runs the embedded campaign from nothing in a copy of the project, on the real engine, and divides
 its wall time by the sum of what no tool could save: training the model, starting and stopping the
 servers, warm-up and measured windows. Beside it, every half second, the proportional set size (PSS)
-of all processes of the run that are neither engine nor training.
+of all processes of the run that are neither engine (servers, and its parser in the check before
+the run) nor training.
 
     python benchmarks/overhead.py            # the whole campaign, about ten minutes
     python benchmarks/overhead.py --quick    # one session of two variants
@@ -22,6 +23,8 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+
+from leverbench.serving.processes import SERVER_MARK
 
 PROJECT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "workflow", "config", "profiles", "envs")
@@ -100,7 +103,9 @@ def pipeline_pss_bytes(root: int, run_dir: Path) -> int:
     for pid in [root, *_descendants(root), *_keepers(run_dir)]:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"prepare_tiny_model" in command:
+            if f"{SERVER_MARK}=".encode() in Path(f"/proc/{pid}/environ").read_bytes() or any(
+                part in command for part in (b"prepare_tiny_model", b"sglang.srt.server_args")
+            ):
                 continue
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
