@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from leverbench.campaign.plan import describe
+from leverbench.campaign.plan import HISTORY, describe
 from leverbench.errors import LeverbenchError
-from leverbench.project import DEFAULT_CAMPAIGN, HISTORY, preflight, read_project
+from leverbench.project import DEFAULT_CAMPAIGN, preflight, read_project
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from leverbench import records
 from leverbench.campaign.file import load_campaign
 from leverbench.campaign.model import Campaign
-from leverbench.campaign.plan import describe, order_of, plan_record
+from leverbench.campaign.plan import HISTORY, describe, order_of, plan_record
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments
 from leverbench.errors import LeverbenchError
@@ -20,8 +20,6 @@ from leverbench.serving.owner import clear_stale_lock, hold_owner, stop_now, tak
 DEFAULT_CAMPAIGN = "config/campaign.yaml"
 # Keys of `--config` that leverbench reads; a misspelt one would be silently ignored.
 _CONFIG_KEYS = ("campaign", "sessions", "only")
-
-HISTORY = Path("state/history.jsonl")
 
 
 @dataclass(frozen=True)

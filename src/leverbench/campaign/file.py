@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,14 +119,6 @@ def _ladder(document: Document) -> dict[int, int]:
     if written is None:
         return dict(DEFAULT_LADDER)
     return {int(key): written[key] for key in sorted(written, key=int)}
-
-
-@dataclass
-class _Settings:
-    """Settings while they are inherited, as flat keys: ``args.dtype``, ``env.X``, ``python``."""
-
-    values: dict[str, Any]
-    sessions: int
 
 
 def _resolve_variants(

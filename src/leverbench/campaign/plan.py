@@ -10,6 +10,9 @@ from leverbench.campaign.model import Campaign
 from leverbench.campaign.order import session_order
 from leverbench.protocol import PROTOCOL_VERSION
 
+# How long launches and points took in this project, one JSON line each.
+HISTORY = Path("state/history.jsonl")
+
 
 def order_of(campaign: Campaign) -> list[tuple[str, int]]:
     """Returns the campaign's sessions in the order they are run."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
+from leverbench.campaign.plan import HISTORY
 from leverbench.campaign.slices import Launch, Point, Timeouts
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
@@ -24,7 +25,6 @@ from leverbench.serving.failures import (
 )
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
 
-HISTORY = Path("state/history.jsonl")
 # More requests than the warm-up's rate asks for: a measured window may run faster.
 _WINDOW_MARGIN = 1.5
 
@@ -116,7 +116,7 @@ def _measure(
 ) -> _Measured:
     with open_session(launch, timeouts, measured=True) as session:
         clock = _Clock()
-        before = ask_probe(session, launch.probe)
+        before = ask_probe(session.engine, session.server, launch.probe)
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
         clock.lap("probe_before")
@@ -140,7 +140,7 @@ def _measure(
         session.server.check_alive()
         log = session.server.read_log(log_from)
         counters_after = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
-        after = ask_probe(session, launch.probe, before["answer"])
+        after = ask_probe(session.engine, session.server, launch.probe, before["answer"])
         clock.lap("probe_after")
     metrics = point_metrics(window)
     reasons = list(

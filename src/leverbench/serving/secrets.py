@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+MASK = "***"
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# Engines count tokens and have tokenizers: their arguments and fields stay readable.
+_SECRET_ARGUMENT = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASSWORD", re.IGNORECASE)
 # Libraries that every engine stands on read these.
 _RECORDED = ("NCCL_", "CUDA_", "TRITON_", "OMP_", "PYTHONPATH")
-MASK = "***"
 
 
 def recorded_environment(
@@ -26,13 +30,21 @@ def recorded_environment(
     }
 
 
+def masked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an engine's effective arguments, the values of secret ones masked."""
+    return {
+        name: MASK if value is not None and _SECRET_ARGUMENT.search(name) else value
+        for name, value in fields.items()
+    }
+
+
 def masked(argv: Sequence[str]) -> list[str]:
     """Returns a command line in which the values of secret flags are masked."""
     shown: list[str] = []
     secret = False
     for word in argv:
         flag, equals, _ = word.partition("=")
-        named = word.startswith("-") and bool(_SECRET.search(flag)) and not _is_count(flag)
+        named = word.startswith("-") and bool(_SECRET_ARGUMENT.search(flag))
         if secret and not word.startswith("-"):
             shown.append(MASK)
         elif named and equals:
@@ -41,8 +53,3 @@ def masked(argv: Sequence[str]) -> list[str]:
             shown.append(word)
         secret = named and not equals
     return shown
-
-
-def _is_count(flag: str) -> bool:
-    """Numbers of tokens are no tokens: ``--max-total-tokens 4096`` stays readable."""
-    return flag.endswith("-tokens")

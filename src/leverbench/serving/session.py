@@ -10,6 +10,7 @@ from typing import Any
 
 from leverbench import records
 from leverbench.campaign.model import Probe
+from leverbench.campaign.plan import HISTORY
 from leverbench.campaign.slices import Launch, Timeouts
 from leverbench.engines import AppliedLever, Engine, NoAnswer, get_engine
 from leverbench.engines.arguments import identify, parsed_arguments
@@ -24,7 +25,7 @@ from leverbench.serving.failures import (
 from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
 from leverbench.serving.machine import machine_fingerprint
 from leverbench.serving.processes import Process
-from leverbench.serving.secrets import masked, recorded_environment
+from leverbench.serving.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.spec import ServerSpec
 
 # How long a server waits for its next job: longer than Snakemake needs between two jobs.
@@ -33,8 +34,6 @@ IDLE_S = 60.0
 BUSY_TIMEOUT_S = 300.0
 # One question to a running server, outside of measured windows.
 ASK_TIMEOUT_S = 120.0
-
-HISTORY = Path("state/history.jsonl")
 
 
 @dataclass(frozen=True)
@@ -128,11 +127,14 @@ def open_session(launch: Launch, timeouts: Timeouts, *, measured: bool) -> Itera
         raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=True) from error
 
 
-def ask_probe(session: Session, probe: Probe, expected: str | None = None) -> dict[str, Any]:
+def ask_probe(
+    engine: Engine, server: ServerHandle, probe: Probe, expected: str | None = None
+) -> dict[str, Any]:
     """Asks the probe's question.
 
     Args:
-        session: The server.
+        engine: How to talk to the server.
+        server: The server.
         probe: The question.
         expected: An earlier answer to compare with, where the probe expects none.
 
@@ -140,7 +142,7 @@ def ask_probe(session: Session, probe: Probe, expected: str | None = None) -> di
         ``{"answer": text, "right": bool, "seconds": time}``.
     """
     began = time.monotonic()
-    answer = session.engine.ask(session.server.base_url, probe, ASK_TIMEOUT_S)
+    answer = engine.ask(server.base_url, probe, ASK_TIMEOUT_S)
     seconds = round(time.monotonic() - began, 4)
     return {"answer": answer, "right": _is_right(probe, answer, expected), "seconds": seconds}
 
@@ -181,11 +183,11 @@ def _prove(
     launch: Launch, engine: Engine, facts: ModelFacts, server: ServerHandle, path: Path
 ) -> None:
     """Writes the evidence of a launch: what is known of the server when it is ready."""
-    session = Session(server, engine, facts, {}, 0.0)
-    probe = ask_probe(session, launch.probe)
+    probe = ask_probe(engine, server, launch.probe)
     info = engine.server_info(server.base_url, ASK_TIMEOUT_S)
     identity = identify(launch.engine)
     processes = server.processes()
+    start_s = round(server.ready_at_unix_s - server.started_at_unix_s, 3)
     records.write_record(
         path,
         {
@@ -214,15 +216,14 @@ def _prove(
             "machine": machine_fingerprint(launch.devices),
             "devices": list(launch.devices),
             "processes": [{"pid": pid, "started": start} for pid, start in processes],
-            "effective": info["effective"],
+            "effective": masked_fields(info["effective"]),
             "memory": info["memory"],
             "probe": probe,
-            "start_s": round(server.ready_at_unix_s - server.started_at_unix_s, 3),
+            "start_s": start_s,
             "recovery": [],
             "recorded_at": now(),
         },
     )
-    start_s = round(server.ready_at_unix_s - server.started_at_unix_s, 3)
     records.append_line(HISTORY, {"what": "launch", "seconds": start_s})
 
 

@@ -1,6 +1,6 @@
 """Secrets are never written down."""
 
-from leverbench.serving.secrets import masked, recorded_environment
+from leverbench.serving.secrets import masked, masked_fields, recorded_environment
 
 
 def test_only_what_matters_is_recorded_and_secrets_are_masked():
@@ -27,3 +27,15 @@ def test_values_of_secret_flags_are_masked():
         *("run", "--api-key", "***", "--api-token=***"),
         *("--max-total-tokens", "64", "--x", "y"),
     ]
+
+
+def test_effective_arguments_keep_what_counts_tokens():
+    fields = {"api_key": "s3cret", "hf_token": "x", "max_total_tokens": 8, "tokenizer_path": "t"}
+
+    assert masked_fields({**fields, "admin_api_key": None}) == {
+        "api_key": "***",
+        "hf_token": "***",
+        "max_total_tokens": 8,
+        "tokenizer_path": "t",
+        "admin_api_key": None,
+    }
