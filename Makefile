@@ -17,6 +17,8 @@ setup: $(VENV)/.embedded
 
 # torch by itself with its dependencies, then the rest without: the engine pins other versions.
 $(VENV)/.embedded: envs/embedded.lock.txt $(wildcard envs/cpu_shim/*.toml envs/cpu_shim/*/*.py) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	  sys.exit(0 if (3, 11) <= v[:2] < (3, 14) else f"leverbench needs Python 3.11 to 3.13, not {v[0]}.{v[1]}: name one with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH_PIP_ARGS) $$(grep '^torch==' envs/embedded.lock.txt)
 	$(PIP) install --no-deps -r envs/embedded.lock.txt
