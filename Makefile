@@ -16,7 +16,7 @@ campaign: setup
 setup: $(VENV)/.embedded
 
 # torch by itself with its dependencies, then the rest without: the engine pins other versions.
-$(VENV)/.embedded: envs/embedded.lock.txt $(wildcard envs/cpu_shim/*.toml envs/cpu_shim/*/*.py) pyproject.toml
+$(VENV)/.embedded: envs/embedded.lock.txt $(wildcard envs/cpu_shim/*.toml envs/cpu_shim/src/*.pth envs/cpu_shim/src/*/*.py) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  sys.exit(0 if (3, 11) <= v[:2] < (3, 14) else f"leverbench needs Python 3.11 to 3.13, not {v[0]}.{v[1]}: name one with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)

@@ -36,4 +36,4 @@ onsuccess:
 
 
 onerror:
-    end_run()
+    end_run(failed=True)

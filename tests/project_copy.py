@@ -80,14 +80,15 @@ class ProjectCopy:
         assert said.returncode == 0, said.stdout
         for line in said.stdout.splitlines():
             output = self.path / line.split("\t")[0]
-            if not line.startswith(("results/", "reports/", "models/")):
+            if not line.startswith(("results/", "reports/", "models/", "state/")):
                 continue
             output.parent.mkdir(parents=True, exist_ok=True)
             if output.name == "figures":
                 output.mkdir(exist_ok=True)
             elif output.suffix == ".json":
                 outcome = "ok" if output.name == "server.json" else "measured"
-                output.write_text(json.dumps({"schema_version": 1, "outcome": outcome}))
+                record = {"schema_version": 1, "outcome": outcome, "file": "config/campaign.yaml"}
+                output.write_text(json.dumps(record))
             else:
                 output.write_text("")
         said = self.snakemake("--touch", "--forceall")

@@ -1,7 +1,7 @@
 """A project directory and the campaign that a Snakemake run in it is about."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,10 @@ from leverbench.serving.owner import clear_stale_lock, hold_owner, stop_now, tak
 DEFAULT_CAMPAIGN = "config/campaign.yaml"
 # Keys of `--config` that leverbench reads; a misspelt one would be silently ignored.
 _CONFIG_KEYS = ("campaign", "sessions", "only")
+
+
+# Rules whose jobs need the engine, the model and the machine to themselves.
+_MEASURING = frozenset({"serve", "bench"})
 
 
 @dataclass(frozen=True)
@@ -55,20 +59,24 @@ class Project:
             for concurrency in self.campaign.ladder
         ]
 
+    def measured_records(self) -> list[str]:
+        """Returns the planned points, and those beside them at concurrencies outside the ladder."""
+        planned = self.point_records()
+        folders = dict.fromkeys(Path(record).parent for record in planned)
+        found = [str(path) for folder in folders for path in sorted(folder.glob("c*.json"))]
+        return list(dict.fromkeys([*planned, *found]))
+
     def targets(self) -> list[str]:
         """Returns the files that a whole run makes.
 
-        With ``only`` the points of those variants; else also analysis, report, and the gate
-        until every planned record is there and sound.
+        With ``only`` the points of those variants; else also analysis, report and gate, which
+        passes once and then has nothing to do.
         """
         plan = f"results/{self.campaign.name}/plan.json"
         if self.only:
             return [plan, *self.point_records(self.only)]
-        targets = [plan, *self.point_records(), f"reports/{self.campaign.name}/index.html"]
-        planned = [*self.session_records(), *self.point_records()]
-        if any(_unsound(Path(record)) for record in planned):
-            targets.append(f"state/gate/{self.campaign.name}")
-        return targets
+        report = f"reports/{self.campaign.name}/index.html"
+        return [plan, *self.point_records(), report, f"state/gate/{self.campaign.name}"]
 
     def model_manifest(self) -> list[str]:
         """Returns the manifest of a model that the workflow makes, or nothing."""
@@ -107,12 +115,19 @@ class Project:
                 )
             )
 
-    def begin(self) -> None:
+    def begin(self, jobs: Collection[str]) -> None:
         """Checks everything that can be checked, before machine time is spent.
 
-        Then waits until no other campaign measures on this machine.
+        Then waits until no other campaign measures on this machine. A run that only renders
+        needs neither engine nor model nor the machine's turn.
+
+        Args:
+            jobs: Names of the rules that this run has jobs of.
         """
+        if not _MEASURING.intersection(jobs):
+            return
         try:
+            self._require_own_results()
             preflight(self.campaign, self.directory)
         except LeverbenchError as error:
             _exit(error)
@@ -122,6 +137,39 @@ class Project:
     def end(self) -> None:
         """Ends the server that this run kept."""
         stop_now(self.directory)
+
+    def report_what_exists(self) -> None:
+        """Renders the report of a run that failed, from the records that exist, holes named."""
+        from leverbench import analysis
+        from leverbench.report import render_report
+
+        results, report = Path("results") / self.campaign.name, Path("reports") / self.campaign.name
+        plan, csv = results / "plan.json", results / "analysis/measurements.csv"
+        points = [path for path in map(Path, self.measured_records()) if path.exists()]
+        try:
+            if not plan.exists():
+                records.write_record(plan, self.plan)
+            attempts, parquet = (
+                Path("state/attempts") / self.campaign.name,
+                csv.with_suffix(".parquet"),
+            )
+            analysis.analyse(plan, points, attempts, csv, parquet)
+            page, findings = report / "index.html", report / "findings.md"
+            render_report(plan, parquet, results / "launches", page, findings, report / "figures")
+        except (LeverbenchError, OSError) as error:
+            print(f"leverbench: no report of what exists: {error}", file=sys.stderr, flush=True)
+            return
+        print(f"leverbench: {page} shows what exists", file=sys.stderr, flush=True)
+
+    def _require_own_results(self) -> None:
+        """Raises where the results under this campaign's name were planned by another file."""
+        path = Path("results") / self.campaign.name / "plan.json"
+        if path.exists() and (other := records.read_record(path)["file"]) != self.campaign.file:
+            raise LeverbenchError(
+                f"{path} was made by {other}, a campaign of the same name",
+                where=self.campaign.file,
+                cure=f"Rename one of them, or remove {path} if {other} was moved here.",
+            )
 
     def _sessions(self, variants: tuple[str, ...] | None) -> list[tuple[str, int]]:
         chosen = variants or tuple(self.campaign.variants)
@@ -204,13 +252,6 @@ def package_sources(*folders: str) -> list[str]:
         for path in (root / folder).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     )
-
-
-def _unsound(record: Path) -> bool:
-    try:
-        return records.read_record(record).get("outcome") not in ("ok", "measured")
-    except LeverbenchError:
-        return True
 
 
 def _exit(error: LeverbenchError) -> NoReturn:

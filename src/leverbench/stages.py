@@ -59,13 +59,13 @@ def write_plan(plan: Mapping[str, Any], record: str, log: str) -> None:
 def prepare_tiny_model(seed: int, manifest: str, log: str) -> None:
     """Trains the tiny model into the folder of its manifest."""
     with _stage(log):
-        from leverbench.campaign.plan import HISTORY
+        from leverbench.campaign.plan import note_history
         from leverbench.models.tiny import prepare_tiny
 
         began = time.monotonic()
         prepare_tiny(Path(manifest).parent, seed=seed, threads=len(os.sched_getaffinity(0)))
         seconds = round(time.monotonic() - began, 3)
-        records.append_line(HISTORY, {"what": "model", "seconds": seconds})
+        note_history("model", seconds)
 
 
 def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str) -> None:

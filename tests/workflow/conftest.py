@@ -21,9 +21,17 @@ CAMPAIGN = {
 }
 
 
+@pytest.fixture(scope="session")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the engine said of command lines: asking takes seconds, the same for every test."""
+    return tmp_path_factory.mktemp("arguments")
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> ProjectCopy:
+def project(tmp_path: Path, arguments: Path) -> ProjectCopy:
     """A copy of the project with a small campaign and nothing measured."""
     copy = copy_project(tmp_path)
+    (copy.path / "state").mkdir()
+    (copy.path / "state/arguments").symlink_to(arguments)
     (copy.path / "config/campaign.yaml").write_text(yaml.safe_dump(CAMPAIGN, sort_keys=False))
     return copy

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-AFTER = {"analyse": 1, "report": 1}
+AFTER = {"analyse": 1, "report": 1, "gate": 1}
 
 
 def test_a_new_campaign_is_everything(project):
@@ -54,19 +54,19 @@ def test_a_concurrency_added(measured):
     measured.change(ladder={1: 4, 8: 16, 16: 32})
 
     # One new point in each of the 6 sessions; no launch is made again.
-    assert measured.jobs() == {"plan": 1, "bench": 6, **AFTER, "gate": 1}
+    assert measured.jobs() == {"plan": 1, "bench": 6, **AFTER}
 
 
 def test_a_session_added(measured):
     measured.change(sessions=3)
 
-    assert measured.jobs() == {"plan": 1, "serve": 3, "bench": 6, **AFTER, "gate": 1}
+    assert measured.jobs() == {"plan": 1, "serve": 3, "bench": 6, **AFTER}
 
 
 def test_a_session_added_on_the_command_line(measured):
     jobs = measured.jobs("--config", "sessions=3")
 
-    assert jobs == {"plan": 1, "serve": 3, "bench": 6, **AFTER, "gate": 1}
+    assert jobs == {"plan": 1, "serve": 3, "bench": 6, **AFTER}
 
 
 def test_a_workload_added(measured):
@@ -75,7 +75,7 @@ def test_a_workload_added(measured):
     measured.change(workloads=workloads)
 
     # 2 new points in each of the 6 sessions.
-    assert measured.jobs() == {"plan": 1, "bench": 12, **AFTER, "gate": 1}
+    assert measured.jobs() == {"plan": 1, "bench": 12, **AFTER}
 
 
 def test_the_length_of_a_workload(measured):
@@ -91,7 +91,7 @@ def test_a_variant_added(measured):
     variants["steps"] = {"from": "baseline", "args": {"num-continuous-decode-steps": 4}}
     measured.change(variants=variants)
 
-    assert measured.jobs() == {"plan": 1, "serve": 2, "bench": 4, **AFTER, "gate": 1}
+    assert measured.jobs() == {"plan": 1, "serve": 2, "bench": 4, **AFTER}
 
 
 def test_the_target_changes_the_report_alone(measured):
@@ -129,6 +129,38 @@ def test_a_lasting_failure_keeps_the_gate(measured):
     path = measured.path / "results/small/threads/s1/random/c1.json"
     record = {"schema_version": 1, "outcome": "probe-wrong", "detail": "Lyon"}
     path.write_text(json.dumps(record))
-    measured.snakemake("--touch", str(path.relative_to(measured.path)))
+    measured.snakemake("--touch", "--forceall")
+    (measured.path / "state/gate/small").unlink()
 
-    assert measured.jobs()["gate"] == 1
+    # Not only in the run that found it: in each one after.
+    for _ in range(2):
+        said = measured.snakemake("state/gate/small")
+        assert said.returncode != 0
+        assert "s1/random/c1.json: probe-wrong: Lyon" in said.stdout
+
+
+def test_a_touched_script_measures_nothing_again(measured):
+    for script in (measured.path / "workflow/scripts").glob("*.py"):
+        script.write_text(script.read_text() + "\n# A comment.\n")
+
+    assert measured.jobs() == {}
+
+
+def test_the_order_of_arguments_is_no_change(measured):
+    engine = measured.campaign()["engine"]
+    engine["args"] = {"random-seed": 1, **engine["args"]}
+    measured.change(engine=engine)
+    measured.snakemake("--touch", "--forceall")
+    engine["args"] = dict(reversed(engine["args"].items()))
+    measured.change(engine=engine)
+
+    assert measured.jobs() == {}
+
+
+def test_a_measured_point_outside_the_ladder_is_analysed(measured):
+    path = measured.path / "results/small/baseline/s1/random/c4.json"
+    path.write_text(json.dumps({"schema_version": 1, "outcome": "measured"}))
+    path.with_suffix(".parquet").touch()
+    measured.snakemake("--touch", "--force", str(path.relative_to(measured.path)))
+
+    assert measured.jobs() == AFTER

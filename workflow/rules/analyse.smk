@@ -2,7 +2,7 @@ rule analyse:
     input:
         plan="results/{campaign}/plan.json",
         sessions=RUN.session_records(),
-        points=RUN.point_records(),
+        points=RUN.measured_records(),
         code=package_sources("analysis"),
     output:
         csv="results/{campaign}/analysis/measurements.csv",

@@ -1,4 +1,4 @@
-from leverbench.models.recipe import RECIPE
+from leverbench.models.recipe import RECIPE, SEED
 
 
 # Models and kernels are made before anything is measured.
@@ -14,7 +14,7 @@ rule prepare_tiny_model:
     resources:
         measure=1,
     params:
-        seed=CAMPAIGN.seed,
+        seed=SEED,
         recipe=RECIPE.digest(),
     script:
         "../scripts/prepare_tiny_model.py"

@@ -62,9 +62,11 @@ def package_sources(*modules):
 
 def begin_run():
     """Checks what can be checked before machine time is spent, and waits for the machine."""
-    RUN.begin()
+    RUN.begin({job.rule.name for job in workflow.dag.needrun_jobs()})
 
 
-def end_run():
-    """Ends the server that this run kept."""
+def end_run(failed=False):
+    """Ends the server that this run kept, and shows what a failed run has measured."""
     RUN.end()
+    if failed:
+        RUN.report_what_exists()

@@ -7,6 +7,8 @@ rule plan:
         plan="results/{campaign}/plan.json",
     log:
         "logs/{campaign}/plan.log",
+    # First, so that an interrupted campaign has its plan.
+    priority: 1_000_001
     conda:
         "../../envs/leverbench.yaml"
     params:

@@ -15,7 +15,7 @@ rule report:
         "../scripts/report.py"
 
 
-# Fails while a failure that would come again stands; asked for only until every point is sound.
+# Fails while a failure that would come again stands, in every run.
 rule gate:
     input:
         report="reports/{campaign}/index.html",

@@ -60,7 +60,6 @@ COLUMNS = _FIRST | {
     "cached_tokens": _WHOLE,
     "loop_lag_p99_ms": _REAL,
     "delivered_concurrency": _REAL,
-    "command": _TEXT,
     **{f"{name}_digest": _TEXT for name in ("launch", "model", "engine", "workload")},
 }
 
@@ -105,7 +104,8 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
     """Reads the point records of a campaign into one table.
 
     A point without a record is shown by its last attempt, or by its session's last attempt to
-    launch, with ``valid`` false; without either it has no row.
+    launch, with ``valid`` false; without either it has no row. Where the session's record exists,
+    attempts of another configuration than its own do not count.
 
     Args:
         plan_path: The campaign's ``plan.json``.
@@ -131,11 +131,17 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
     for point in planned_points(plan):
         variant, session, workload, concurrency = point
         path = attempts_dir / variant / f"s{session}" / workload / f"c{concurrency}.jsonl"
-        if not (path.exists() or (plan_path.parent / variant / f"s{session}/server.json").exists()):
+        session_path = plan_path.parent / variant / f"s{session}" / "server.json"
+        launch_digest = None
+        if session_path.exists():
+            launch_digest = (read_record(session_path).get("digests") or {}).get("launch")
+        elif not path.exists():
             # The session was never launched: its points share the account of that.
             path = attempts_dir / variant / f"s{session}" / "serve.jsonl"
-        if point not in rows and path.exists():
-            attempt = _last_attempt(path)
+        if point in rows or not path.exists():
+            continue
+        attempt = _last_attempt(path, launch_digest)
+        if attempt is not None:
             identity = {
                 "kind": "point",
                 "campaign": plan["campaign"],
@@ -198,11 +204,34 @@ def as_rows(measurements: pd.DataFrame) -> list[Row]:
     return [dict(row) for row in plain.to_dict("records")]
 
 
+def conditions(row: Row) -> dict[str, Any]:
+    """Returns, by name, what must be equal before rows may be pooled or divided."""
+    return {
+        "protocol": row["protocol"],
+        "workload": row["workload_digest"],
+        "model": row["model_digest"],
+        "engine": row["engine_digest"],
+        "machine": {name: row[name] for name in row if name.startswith("machine_")},
+    }
+
+
+def differences(row: Row, other: Row) -> list[str]:
+    """Returns the names of the conditions in which two rows differ."""
+    others = conditions(other)
+    return [name for name, value in conditions(row).items() if value != others[name]]
+
+
 def newest(rows: Sequence[Row]) -> list[Row]:
-    """Returns the valid rows of the newest protocol among them: the others are not pooled."""
+    """Returns the rows that may be pooled: the valid ones of the last measured one's conditions.
+
+    Args:
+        rows: Rows of one variant, workload and concurrency.
+    """
     valid = [row for row in rows if row["valid"]]
-    latest = max((row["protocol"] or 0 for row in valid), default=0)
-    return [row for row in valid if (row["protocol"] or 0) == latest]
+    if not valid:
+        return []
+    last = max(valid, key=lambda row: str(row["started_at"] or ""))
+    return [row for row in valid if not differences(row, last)]
 
 
 def holes(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Hole]:
@@ -268,13 +297,19 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
         ) from None
 
 
-def _last_attempt(path: Path) -> Mapping[str, Any]:
-    """Returns the last whole line: a kill can leave half a line behind."""
+def _last_attempt(path: Path, launch_digest: str | None) -> Mapping[str, Any] | None:
+    """Returns the last whole line of a configuration, or of any: a kill can leave half a line."""
+    readable = False
     for line in reversed(path.read_text(errors="replace").splitlines()):
         try:
             attempt = json.loads(line)
         except ValueError:
             continue
-        if isinstance(attempt, dict):
+        if not isinstance(attempt, dict):
+            continue
+        readable = True
+        if launch_digest in (None, (attempt.get("digests") or {}).get("launch")):
             return attempt
+    if readable:
+        return None
     raise LeverbenchError("no readable attempt", where=str(path), cure="Delete the file.")

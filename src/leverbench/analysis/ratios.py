@@ -4,11 +4,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leverbench.analysis.measurements import Row, newest
+from leverbench.analysis.measurements import Row, differences, newest
 from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
@@ -16,14 +16,14 @@ METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
 
 @dataclass(frozen=True)
 class Applied:
-    """Whether a variant's delta was in force in the servers that measured it.
+    """Whether a variant's settings were in force in the servers that measured it.
 
     Attributes:
-        applied: True if every key was seen in force in every launch of a valid row, False if one
-            was seen not to be, None if it cannot be shown.
+        applied: True if every key of the delta was seen in force in every launch of a valid row,
+            False if any setting was seen not to be, None if it cannot be shown.
         state: ``applied``, ``not applied`` (what cannot be shown is not) or ``not measured``.
         reason: Why it is not applied; else empty.
-        evidence: What was seen of each key, and in how many launches.
+        evidence: What was seen of each key of the delta, and in how many launches.
     """
 
     applied: bool | None
@@ -42,8 +42,10 @@ class Ratio:
         workload: The workload of both.
         concurrency: The concurrency of both.
         metric: One of `METRICS`.
-        sessions: ``(session, ratio)`` for each session in which both have a valid row of one
-            protocol. Empty where the ratio is withheld.
+        sessions: ``(session, ratio)`` for each session in which both have a valid row, measured
+            under the same conditions. Empty where the ratio is withheld.
+        not_compared: ``(session, names)`` for each session in which both have a valid row under
+            conditions that differ in what is named, such as ``another machine``.
         mean: Geometric mean over the sessions, None where there is none.
         low: Smallest of the sessions. With `high` a range, not a confidence interval.
         high: Largest of the sessions.
@@ -57,6 +59,7 @@ class Ratio:
     concurrency: int
     metric: str
     sessions: tuple[tuple[int, float], ...]
+    not_compared: tuple[tuple[int, str], ...]
     mean: float | None
     low: float | None
     high: float | None
@@ -73,7 +76,7 @@ class Spread:
         workload: The workload.
         concurrency: The concurrency.
         metric: One of `METRICS`.
-        sessions: Number of valid rows of the newest protocol.
+        sessions: Number of rows that may be pooled.
         share: Largest over smallest, minus 1; None with fewer than two sessions.
     """
 
@@ -87,13 +90,7 @@ class Spread:
 
 def changes(variant: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns a planned variant's delta as ``{"args.dtype": (old, new)}``; None is unset."""
-    flat: dict[str, tuple[Any, Any]] = {}
-    for section, content in (variant.get("delta") or {}).items():
-        if isinstance(content, dict):
-            flat |= {f"{section}.{key}": (old, new) for key, (old, new) in content.items()}
-        else:
-            flat[section] = (content[0], content[1])
-    return flat
+    return {key: (old, new) for key, (old, new) in variant["delta"].items()}
 
 
 def as_text(value: Any) -> str:
@@ -123,28 +120,36 @@ def read_launches(rows: Sequence[Row], launches_dir: Path) -> dict[str, dict[str
 def applied_levers(
     plan: Mapping[str, Any], rows: Sequence[Row], launches: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Applied]:
-    """Decides for every variant with a parent whether its delta was in force.
+    """Decides for every variant whether its settings, and those of its parents, were in force.
 
     Args:
         plan: The campaign's plan.
         rows: Measurements.
         launches: Launch records by server id.
     """
-    return {
-        name: _applied(
-            list(changes(variant)),
-            [row for row in rows if row["variant"] == name],
-            launches,
-        )
-        for name, variant in plan["variants"].items()
-        if variant["parent"] is not None
+    variants = plan["variants"]
+    own = {
+        name: _applied(changes(variant), [row for row in rows if row["variant"] == name], launches)
+        for name, variant in variants.items()
     }
+
+    def inherited(name: str) -> Applied:
+        proof, parent = own[name], variants[name]["parent"]
+        if parent is None or proof.state == "not applied":
+            return proof
+        above = inherited(parent)
+        if above.state != "not applied":
+            return proof
+        reason = f"parent {parent} is not applied: {above.reason}"
+        return replace(proof, applied=above.applied, state=above.state, reason=reason)
+
+    return {name: inherited(name) for name in variants}
 
 
 def ratios(
     plan: Mapping[str, Any], rows: Sequence[Row], applied: Mapping[str, Applied]
 ) -> list[Ratio]:
-    """Divides each variant's valid rows by its parent's of the same session and protocol.
+    """Divides each variant's valid rows by its parent's of the same session and conditions.
 
     Returns:
         One entry for each variant with a parent, workload, concurrency (of plan or rows) and
@@ -156,15 +161,23 @@ def ratios(
             continue
         proof = applied[name]
         withheld = f"not applied: {proof.reason}" if proof.state == "not applied" else None
+        # Another interpreter or wrapper is another engine: there, that is the lever.
+        free = {"engine"} if {"python", "wrapper"} & set(variant["delta"]) else set()
         for workload in plan["workloads"]:
             for concurrency in concurrencies(plan, rows):
-                here = [
-                    row
-                    for row in rows
-                    if row["workload"] == workload and row["concurrency"] == concurrency
-                ]
+                mine, theirs = (
+                    [
+                        row
+                        for row in rows
+                        if (row["variant"], row["workload"], row["concurrency"])
+                        == (side, workload, concurrency)
+                    ]
+                    for side in (name, variant["parent"])
+                )
                 for metric in METRICS:
-                    sessions = () if withheld else _pairs(here, name, variant["parent"], metric)
+                    sessions, not_compared = (
+                        ((), ()) if withheld else _pairs(mine, theirs, metric, free)
+                    )
                     values = [value for _, value in sessions]
                     found.append(
                         Ratio(
@@ -174,6 +187,7 @@ def ratios(
                             concurrency=concurrency,
                             metric=metric,
                             sessions=sessions,
+                            not_compared=not_compared,
                             mean=_geometric_mean(values),
                             low=min(values, default=None),
                             high=max(values, default=None),
@@ -209,57 +223,72 @@ def spreads(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Spread]:
 
 
 def _applied(
-    keys: Sequence[str], rows: Sequence[Row], launches: Mapping[str, Mapping[str, Any]]
+    delta: Mapping[str, tuple[Any, Any]],
+    rows: Sequence[Row],
+    launches: Mapping[str, Mapping[str, Any]],
 ) -> Applied:
-    # A launch that gave no valid row counts only where it shows that a lever was not in force.
     used = dict.fromkeys(row["server_id"] for row in rows if row["valid"])
-    others = dict.fromkeys(row["server_id"] for row in rows if row["server_id"] not in used)
+    if not used:
+        return Applied(None, "not measured", "", ())
     refuted, unproven = [], []
     evidence: Counter[str] = Counter()
-    for server in [*used, *others]:
-        seen = {lever["key"]: lever for lever in launches.get(server, {}).get("levers_applied", ())}
-        for key in keys:
-            if server not in launches:
-                account, verdict = f"no evidence of launch {server}", None
-            elif key not in seen:
-                account, verdict = f"launch {server} does not mention {key}", None
-            else:
-                lever = seen[key]
-                verdict = lever["applied"]
-                asked = "" if verdict else f"asked {as_text(lever['asked'])}, "
-                account = f"{key}: {asked}seen {as_text(lever['seen'])} ({lever['evidence']})"
+    for server in used:
+        levers = launches.get(server, {}).get("levers_applied", ())
+        for lever in levers:
+            key, verdict = lever["key"], lever["applied"]
+            if verdict is None and _is_gone(lever, delta.get(key)):
+                verdict = True
+            asked = "" if verdict else f"asked {as_text(lever['asked'])}, "
+            account = f"{key}: {asked}seen {as_text(lever['seen'])} ({lever['evidence']})"
+            if key in delta:
                 evidence[account] += 1
             if verdict is False:
                 refuted.append(account)
-            elif verdict is None and server in used:
+            elif verdict is None and key in delta:
                 unproven.append(account)
+        seen = {lever["key"] for lever in levers}
+        if server not in launches and delta:
+            unproven.append(f"no evidence of launch {server}")
+        else:
+            unproven += [f"launch {server} does not mention {k}" for k in delta if k not in seen]
     told = tuple(evidence.items())
-    if refuted:
-        return Applied(False, "not applied", "; ".join(dict.fromkeys(refuted)), told)
-    if not used:
-        return Applied(None, "not measured", "", told)
-    if unproven:
-        return Applied(None, "not applied", "; ".join(dict.fromkeys(unproven)), told)
+    if refuted or unproven:
+        reason = "; ".join(dict.fromkeys(refuted or unproven))
+        return Applied(False if refuted else None, "not applied", reason, told)
     return Applied(True, "applied", "", told)
 
 
+def _is_gone(lever: Mapping[str, Any], change: tuple[Any, Any] | None) -> bool:
+    """Whether a setting that the variant removes is seen to have another value than before."""
+    if change is None or change[1] is not None or lever["seen"] is None:
+        return False
+    return str(lever["seen"]) != str(change[0])
+
+
 def _pairs(
-    rows: Sequence[Row], variant: str, parent: str, metric: str
-) -> tuple[tuple[int, float], ...]:
-    """Returns the ratio of each session in which both rows are valid and of one protocol."""
-    usable = [row for row in rows if row["valid"] and row[metric]]
-    below = {
-        (row["session"], row["protocol"]): row[metric] for row in usable if row["variant"] == parent
-    }
-    paired = [
-        row
-        for row in usable
-        if row["variant"] == variant and (row["session"], row["protocol"]) in below
-    ]
-    return tuple(
-        (row["session"], row[metric] / below[row["session"], row["protocol"]])
-        for row in sorted(newest(paired), key=lambda row: int(row["session"]))
-    )
+    mine: Sequence[Row], theirs: Sequence[Row], metric: str, free: set[str]
+) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, str], ...]]:
+    """Returns the ratio of each session that has one, and the sessions that are not compared.
+
+    Args:
+        mine: The variant's rows at one workload and concurrency.
+        theirs: The parent's.
+        metric: One of `METRICS`.
+        free: Names of conditions that may differ.
+    """
+    pooled, below = newest(mine), newest(theirs)
+    parents = {row["session"]: row for row in theirs if row["valid"] and row[metric]}
+    compared, not_compared = [], []
+    for row in sorted(mine, key=lambda row: int(row["session"])):
+        session = row["session"]
+        if not (row["valid"] and row[metric] and session in parents):
+            continue
+        parent = parents[session]
+        if differing := [name for name in differences(row, parent) if name not in free]:
+            not_compared.append((session, " and ".join(f"another {name}" for name in differing)))
+        elif row in pooled and parent in below:
+            compared.append((session, row[metric] / parent[metric]))
+    return tuple(compared), tuple(not_compared)
 
 
 def _geometric_mean(values: Sequence[float]) -> float | None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from jsonschema.exceptions import best_match
 from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import Campaign, Engine, Limits, Probe, Variant, Workload
 from leverbench.errors import LeverbenchError
+from leverbench.serving.secrets import is_secret_setting
 
 # The package is installed from its checkout, where the user reads the schema.
 SCHEMA_PATH = Path(__file__).parents[3] / "workflow" / "schemas" / "campaign.schema.yaml"
@@ -46,6 +47,8 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         LeverbenchError: What is wrong with the file, with its line and the cure.
     """
     document = read_document(path)
+    # YAML reads 1 and 1.0 as numbers; names and the ladder's keys are text, counts are whole.
+    document = replace(document, data=_normal(document.data))
     _check_schema(document)
     data = document.data
     for key, value in overrides.items():
@@ -83,8 +86,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
 
 
 def _check_schema(document: Document) -> None:
-    # YAML reads the ladder's keys as numbers; JSON Schema knows text keys alone.
-    data = json.loads(json.dumps(_text_keys(document.data), default=str))
+    data = json.loads(json.dumps(document.data, default=str))
     error = best_match(_validator().iter_errors(data))
     if error is None:
         return
@@ -108,10 +110,18 @@ def _check_schema(document: Document) -> None:
     )
 
 
-def _text_keys(value: Any) -> Any:
+def _normal(value: Any, *, settings: bool = False) -> Any:
+    """Makes keys text, and whole numbers integers, except among an engine's settings."""
     if isinstance(value, dict):
-        return {str(key): _text_keys(item) for key, item in value.items()}
-    return [_text_keys(item) for item in value] if isinstance(value, list) else value
+        return {
+            str(key): _normal(item, settings=settings or key in ("args", "env"))
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_normal(item, settings=settings) for item in value]
+    if isinstance(value, float) and value.is_integer() and not settings:
+        return int(value)
+    return value
 
 
 def _ladder(document: Document) -> dict[int, int]:
@@ -197,17 +207,25 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
         if key in settings:
             flat[key] = list(settings[key]) if key == "wrapper" else settings[key]
     for group in ("args", "env"):
-        for key, value in (settings.get(group) or {}).items():
+        # In one order, however the file is written: the order of flags changes nothing.
+        for key, value in sorted((settings.get(group) or {}).items()):
             flat[f"{group}.{key}"] = str(value) if group == "env" and value is not None else value
     return flat
 
 
 def _merge(inherited: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**inherited, **own}
-    return {key: value for key, value in merged.items() if value is not None}
+    return {key: value for key, value in sorted(merged.items()) if value is not None}
 
 
 def _engine(name: str, values: Mapping[str, Any], where: str) -> Engine:
+    for key in values:
+        if is_secret_setting(key):
+            raise LeverbenchError(
+                f"{key} is a secret, and whatever a campaign file says is recorded",
+                where=where,
+                cure="Export it in the shell that runs the campaign: servers inherit it.",
+            )
     args = {key[5:]: value for key, value in values.items() if key.startswith("args.")}
     for key, value in args.items():
         if value is False:

@@ -96,7 +96,7 @@ class Campaign:
         variants: By name, in the file's order.
         workloads: By name.
         ladder: Requests by concurrency.
-        seed: Seeds prompts, order and the prepared model.
+        seed: Seeds prompts and order.
         probe: The question asked before and after each point.
         limits: Bounds of the measurement.
         overrides: What the command line changed.

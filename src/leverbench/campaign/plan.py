@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,17 @@ from typing import Any
 from leverbench.campaign.model import Campaign
 from leverbench.campaign.order import session_order
 from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.records import append_line
 
 # How long launches and points took in this project, one JSON line each.
 HISTORY = Path("state/history.jsonl")
+
+
+def note_history(what: str, seconds: float) -> None:
+    """Notes how long something took; estimates rest on it, results do not."""
+    # Where there is no room for this line, what was measured must not be lost for it.
+    with suppress(OSError):
+        append_line(HISTORY, {"what": what, "seconds": seconds})
 
 
 def order_of(campaign: Campaign) -> list[tuple[str, int]]:
@@ -66,8 +75,10 @@ def estimate_s(campaign: Campaign, history: Path) -> float | None:
     seconds: dict[str, list[float]] = {}
     if history.exists():
         for line in history.read_text().splitlines():
-            entry = json.loads(line)
-            seconds.setdefault(entry["what"], []).append(entry["seconds"])
+            # A line may be torn, by a full disk or a kill.
+            with suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                seconds.setdefault(entry["what"], []).append(float(entry["seconds"]))
     needed = ["launch", *(f"point c{c}" for c in campaign.ladder)]
     if any(what not in seconds for what in needed):
         return None

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from leverbench.campaign.model import Campaign, Engine, Probe, Workload
-from leverbench.protocol import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Launch:
         variant: Name of the variant.
         session: Number of the session, from 1.
         engine: The server's settings.
-        removed: Settings of the parent that this variant is without: ``{"env.NAME": old value}``.
+        removed: Settings of the parent that this variant is without, as ``env.NAME``.
         model_path: Folder of the model.
         devices: The devices that it takes.
         probe: The question it must answer.
@@ -43,26 +42,26 @@ class Launch:
     variant: str
     session: int
     engine: Engine
-    removed: Mapping[str, Any]
+    removed: tuple[str, ...]
     model_path: str
     devices: tuple[str, ...]
     probe: Probe
 
     def as_params(self) -> dict[str, Any]:
-        """Returns the slice as plain values, with the protocol's version."""
-        return {"protocol": PROTOCOL_VERSION, **asdict(self)}
+        """Returns the slice as plain values."""
+        return asdict(self)
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Launch":
         """Rebuilds the slice inside a job."""
-        values = {key: value for key, value in params.items() if key != "protocol"}
-        engine = {**values["engine"], "wrapper": tuple(values["engine"]["wrapper"])}
+        engine = {**params["engine"], "wrapper": tuple(params["engine"]["wrapper"])}
         return cls(
             **{
-                **values,
-                "devices": tuple(values["devices"]),
+                **params,
+                "devices": tuple(params["devices"]),
+                "removed": tuple(params["removed"]),
                 "engine": Engine(**engine),
-                "probe": Probe(**values["probe"]),
+                "probe": Probe(**params["probe"]),
             }
         )
 
@@ -108,9 +107,9 @@ def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
         variant=variant,
         session=session,
         engine=campaign.variants[variant].engine,
-        removed={
-            key: old for key, (old, new) in campaign.variants[variant].delta.items() if new is None
-        },
+        removed=tuple(
+            key for key, (_, new) in campaign.variants[variant].delta.items() if new is None
+        ),
         model_path=campaign.model_path,
         devices=campaign.devices,
         probe=campaign.probe,

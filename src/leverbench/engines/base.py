@@ -114,7 +114,7 @@ class Engine(Protocol):
         ...
 
     def server_info(self, base_url: str, timeout_s: float) -> dict[str, Any]:
-        """Returns ``{"effective": arguments in force, "memory": report, "version": text}``."""
+        """Returns ``{"effective": arguments in force, "memory": report}``."""
         ...
 
     def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
@@ -122,7 +122,7 @@ class Engine(Protocol):
         ...
 
     def applied(
-        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any, was: Any
+        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any
     ) -> AppliedLever:
         """Compares an argument asked for with the effective arguments of a running server.
 
@@ -130,7 +130,7 @@ class Engine(Protocol):
             parsed: What `check_arguments` gave for the server's settings.
             info: What `server_info` gave.
             key: ``args.NAME``.
-            asked: The value asked for; None for an argument that the parent had as ``was``.
-            was: The parent's value of a removed argument, else None.
+            asked: The value asked for; None for an argument that was removed, which the server
+                cannot show to be gone: ``applied`` is None then.
         """
         ...

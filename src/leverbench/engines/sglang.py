@@ -44,6 +44,9 @@ _FAMILIES = (
     ("wrapper", "engine"),
 )
 
+# The first import of an engine from a cold network disk takes minutes.
+_IMPORT_TIMEOUT_S = 600
+
 # Flags that newer versions call otherwise.
 _RENAMED = {
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
@@ -168,17 +171,21 @@ class SGLang:
         first = several[0]
         # As text, since a container does not see this file.
         script = Path(__file__).with_name("sglang_arguments.py").read_text(encoding="utf-8")
-        done = subprocess.run(
-            [*first.wrapper, first.python or sys.executable, "-c", script],
-            input=json.dumps(questions),
-            capture_output=True,
-            text=True,
-            env={**os.environ, **self.environment(first)},
-            timeout=600,
-        )
-        if done.returncode != 0:
+        try:
+            done = subprocess.run(
+                [*first.wrapper, first.python or sys.executable, "-c", script],
+                input=json.dumps(questions),
+                capture_output=True,
+                text=True,
+                env={**os.environ, **self.environment(first)},
+                timeout=_IMPORT_TIMEOUT_S,
+            )
+            problem = _last_line(done.stderr) if done.returncode != 0 else None
+        except subprocess.TimeoutExpired:
+            problem = f"nothing within {_IMPORT_TIMEOUT_S} s"
+        if problem:
             raise LeverbenchError(
-                f"SGLang {identity.version} does not import: {_last_line(done.stderr)}",
+                f"SGLang {identity.version} does not import: {problem}",
                 where=first.python or sys.executable,
                 cure="Start it by hand once: python -m sglang.launch_server --help.",
             )
@@ -255,9 +262,13 @@ class SGLang:
             info = _json(f"{base_url}/get_server_info", timeout_s)
         states = info.pop("internal_states", None) or [{}]
         return {
-            "version": info.get("version"),
             "memory": states[0].get("memory_usage"),
-            "effective": {key: value for key, value in info.items() if _is_plain(value)},
+            # The command that launched it stands in the evidence, with its secrets masked.
+            "effective": {
+                key: value
+                for key, value in info.items()
+                if _is_plain(value) and key != "launch_command"
+            },
         }
 
     def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
@@ -279,20 +290,16 @@ class SGLang:
         return totals or None
 
     def applied(
-        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any, was: Any
+        self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any
     ) -> AppliedLever:
-        """Looks the argument's field up in the effective arguments.
-
-        A removed argument is applied if its field no longer has the parent's value; where it
-        still has, that may be its default, and nothing is shown.
-        """
+        """Looks the argument's field up in the effective arguments."""
         name = key.partition(".")[2]
         field, value = parsed.get(name, (name.replace("-", "_"), asked))
         effective = info["effective"]
         if field not in effective:
             return AppliedLever(key, asked, None, None, f"/server_info has no {field}")
         seen = effective[field]
-        applied = seen == value if asked is not None else (True if seen != was else None)
+        applied = None if asked is None else seen == value
         return AppliedLever(key, asked, seen, applied, f"/server_info: {field}")
 
 

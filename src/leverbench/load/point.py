@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
-from leverbench.campaign.plan import HISTORY
+from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Point, Timeouts
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
@@ -17,6 +17,7 @@ from leverbench.load.requests_table import write_no_requests, write_requests
 from leverbench.load.validity import INVALID, InvalidReason, judge
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
+from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -77,13 +78,12 @@ def bench(
         "session": launch.session,
         "workload": point.workload_name,
         "concurrency": point.concurrency,
-        "protocol": launch_params["protocol"],
+        "protocol": PROTOCOL_VERSION,
         "requests_planned": point.requests,
         "digests": {
             "launch": records.digest(dict(launch_params)),
             "workload": records.digest(asdict(point.workload)),
         },
-        "command": f"snakemake --cores all --force {record}",
     }
     failure: LastingFailure | None = None
     if started["outcome"] != Outcome.OK:
@@ -108,7 +108,7 @@ def bench(
     again = measured.session.server.server_id != started["server_id"]
     records.write_record(record, {**_row(about, measured), "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
-    records.append_line(HISTORY, {"what": f"point c{point.concurrency}", "seconds": seconds})
+    note_history(f"point c{point.concurrency}", seconds)
 
 
 def _measure(

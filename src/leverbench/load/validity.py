@@ -25,7 +25,6 @@ class InvalidReason(StrEnum):
     WINDOW_TOO_SHORT = "window-too-short"
     UNSTEADY_WARM_UP = "unsteady-warm-up"
     COMPILED_IN_WINDOW = "compiled-in-window"
-    SERVER_RESTARTED = "server-restarted"
     PROBE_FAILED_AFTER = "probe-failed-after"
 
 
@@ -62,9 +61,6 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
     InvalidReason.UNSTEADY_WARM_UP: InvalidSpec("warm-up windows did not come to agree", False),
     InvalidReason.COMPILED_IN_WINDOW: InvalidSpec(
         "the server compiled, tuned or captured a graph within the window", True
-    ),
-    InvalidReason.SERVER_RESTARTED: InvalidSpec(
-        "the server at the end is not the one at the start", True
     ),
     InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
         "the probe was answered wrongly after the window", False

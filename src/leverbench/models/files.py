@@ -38,7 +38,10 @@ def model_facts(path: Path) -> ModelFacts:
         raise LeverbenchError(
             "there is no model here (no config.json)",
             where=str(path),
-            cure="Set model.path in the campaign to the folder of the model.",
+            cure=(
+                "Set model.path in the campaign to the folder of the model; "
+                f"one that the workflow makes comes with: snakemake --cores 8 {path}/model.json"
+            ),
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LeverbenchError(

@@ -60,3 +60,5 @@ class Recipe:
 
 
 RECIPE = Recipe()
+# Of the model that campaigns share; a campaign's own seed is for prompts and order.
+SEED = 1

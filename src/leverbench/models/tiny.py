@@ -35,6 +35,7 @@ def prepare_tiny(out_dir: Path, seed: int, threads: int, recipe: Recipe = RECIPE
     write_record(
         out_dir / MANIFEST,
         {
+            "kind": "model",
             "seed": seed,
             "threads": threads,
             "recipe_digest": recipe.digest(),

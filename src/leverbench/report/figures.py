@@ -145,7 +145,7 @@ def _ratios(plan: Mapping[str, Any], ratios: Sequence[Ratio]) -> Figure:
         y = heights[ratio.variant, ratio.concurrency]
         colour, marker = _look(list(plan["variants"]).index(ratio.variant))
         if ratio.mean is None:
-            notes.append((y, "not applied" if ratio.withheld else "no pair of valid rows"))
+            notes.append((y, _why_none(ratio)))
             continue
         values = [value for _, value in ratio.sessions]
         axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=1.2, alpha=0.6)
@@ -182,6 +182,13 @@ def _ratios(plan: Mapping[str, Any], ratios: Sequence[Ratio]) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_ylim(min(heights.values()) - 0.8, 0.8)
     return figure
+
+
+def _why_none(ratio: Ratio) -> str:
+    if ratio.withheld:
+        return "not applied"
+    apart = dict.fromkeys(what for _, what in ratio.not_compared)
+    return f"measured on {', '.join(apart)}: not compared" if apart else "no pair of valid rows"
 
 
 def _look(index: int) -> tuple[str, str]:

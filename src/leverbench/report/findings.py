@@ -24,7 +24,16 @@ class Finding:
 
 def findings(summary: Summary) -> list[Finding]:
     """Returns what the campaign shows so far: figures and facts, no verdicts."""
-    rules = (_coverage, _target, _not_applied, _ratios, _confounded, _spread, _relaunched)
+    rules = (
+        _coverage,
+        _target,
+        _not_applied,
+        _ratios,
+        _not_compared,
+        _confounded,
+        _spread,
+        _relaunched,
+    )
     return [finding for rule in rules for finding in rule(summary)]
 
 
@@ -37,7 +46,10 @@ def target_sentence(summary: Summary) -> str | None:
     """Returns the best measured rate against the target; None where nothing can be said."""
     best, target = summary.best, (summary.plan.get("target") or {}).get("output_tok_per_s")
     if best is None:
-        return f"Target: {target:,.0f} output tok/s. Nothing is measured yet." if target else None
+        what = "Nothing is measured yet"
+        if summary.valid:
+            what = "No variant was measured with its settings in force"
+        return f"Target: {target:,.0f} output tok/s. {what}." if target else None
     text = (
         f"Best measured: {best.output_tok_per_s:,.1f} output tok/s ({best.variant},"
         f" {best.workload}, C={best.concurrency}; mean of {counted(best.sessions, 'session')})"
@@ -63,21 +75,16 @@ def _coverage(summary: Summary) -> Iterator[Finding]:
 def _target(summary: Summary) -> Iterator[Finding]:
     if text := target_sentence(summary):
         best = summary.best
-        rows = [
-            row_name(row)
-            for row in summary.valid
-            if best
-            and (row["variant"], row["workload"], row["concurrency"])
-            == (best.variant, best.workload, best.concurrency)
-        ]
-        yield Finding("target", text, tuple(rows))
+        rows = summary.pooled(best.variant, best.workload, best.concurrency) if best else []
+        yield Finding("target", text, tuple(map(row_name, rows)))
 
 
 def _not_applied(summary: Summary) -> Iterator[Finding]:
     for variant, proof in summary.applied.items():
         if proof.state == "not applied":
             rows = [row_name(row) for row in summary.rows if row["variant"] == variant]
-            text = f"{variant}: not applied, so its ratio is withheld: {proof.reason}."
+            ratio = "its ratio" if variant in summary.compared else "every ratio to it"
+            text = f"{variant}: not applied, so {ratio} is withheld: {proof.reason}."
             yield Finding("not applied", text, tuple(rows))
 
 
@@ -103,6 +110,21 @@ def _ratios(summary: Summary) -> Iterator[Finding]:
         yield Finding("ratio", text, tuple(rows))
 
 
+def _not_compared(summary: Summary) -> Iterator[Finding]:
+    apart: dict[tuple[str, str, str], list[str]] = {}
+    for ratio in summary.ratios:
+        if ratio.metric == "output_tok_per_s":
+            for session, what in ratio.not_compared:
+                apart.setdefault((ratio.variant, ratio.parent, what), []).extend(
+                    f"{name}/s{session}/{ratio.workload}/c{ratio.concurrency}"
+                    for name in (ratio.variant, ratio.parent)
+                )
+    for (variant, parent, what), rows in apart.items():
+        pairs = counted(len(rows) // 2, "pair")
+        text = f"{pairs} of {variant} and {parent}: measured on {what}: not compared."
+        yield Finding("not compared", text, tuple(rows))
+
+
 def _confounded(summary: Summary) -> Iterator[Finding]:
     for name, variant in summary.plan["variants"].items():
         if variant.get("confounded"):
@@ -125,13 +147,8 @@ def _spread(summary: Summary) -> Iterator[Finding]:
         f" ({widest.variant}, {widest.workload}, C={widest.concurrency},"
         f" {counted(widest.sessions, 'session')})."
     )
-    rows = [
-        row_name(row)
-        for row in summary.valid
-        if (row["variant"], row["workload"], row["concurrency"])
-        == (widest.variant, widest.workload, widest.concurrency)
-    ]
-    yield Finding("noise", text, tuple(rows))
+    rows = summary.pooled(widest.variant, widest.workload, widest.concurrency)
+    yield Finding("noise", text, tuple(map(row_name, rows)))
 
 
 def _relaunched(summary: Summary) -> Iterator[Finding]:

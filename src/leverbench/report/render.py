@@ -1,6 +1,7 @@
 """Renders a campaign's report from its results, whole or partial."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from leverbench import __version__
-from leverbench.analysis.measurements import Row
 from leverbench.analysis.ratios import METRICS, as_text, changes, concurrencies
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
@@ -91,8 +91,12 @@ def _context(summary: Summary) -> dict[str, Any]:
         "changes": {name: changes(variant) for name, variant in plan["variants"].items()},
         "ratios": {(r.variant, r.workload, r.concurrency, r.metric): r for r in summary.ratios},
         "spreads": {(s.variant, s.workload, s.concurrency, s.metric): s for s in summary.spreads},
-        "standing": {name: _standing(summary, name) for name in summary.applied},
-        "commands": [(row_name(row), _command(plan, row)) for row in rows],
+        "standing": {name: _standing(summary, name) for name in summary.compared},
+        "commands": [_command(plan, row_name(row)) for row in rows],
+        "command_of_missing": _command(plan, "VARIANT/sSESSION/WORKLOAD/cCONCURRENCY"),
+        "unlike_newest": {row_name(row): summary.unlike_newest(row) for row in rows},
+        "relaunches": _relaunches(summary),
+        "row_name": row_name,
         "digests": _digests(summary),
         "order_run": _blocks(summary.order),
         "order_planned": _blocks(plan["order"]),
@@ -104,13 +108,10 @@ def _context(summary: Summary) -> dict[str, Any]:
 
 
 def _engine(summary: Summary) -> str:
-    """Returns the engine as launched, or as planned where no launch tells."""
-    planned = summary.plan.get("engine") or {}
-    launched = [launch.get("engine") or {} for launch in summary.launches.values()]
-    named = [f"{engine['name']} {engine.get('version') or ''}" for engine in launched if engine]
-    if not named and planned.get("name"):
-        named = [f"{planned['name']} {planned.get('version') or ''}"]
-    return ", ".join(dict.fromkeys(name.strip() for name in named)) or "not known yet"
+    """Returns the engines that were launched."""
+    engines = [launch["engine"] for launch in summary.launches.values()]
+    named = [f"{engine['name']} {engine['version']}" for engine in engines]
+    return ", ".join(dict.fromkeys(named)) or "not known yet"
 
 
 def _machine(summary: Summary) -> str:
@@ -140,9 +141,27 @@ def _standing(summary: Summary, variant: str) -> str:
     return f"{numbers[0]} to {numbers[-1]} sessions: no verdict"
 
 
-def _command(plan: Mapping[str, Any], row: Row) -> str:
-    fallback = f"snakemake --cores 8 results/{plan['campaign']}/{row_name(row)}.json"
-    return str(row["command"] or fallback)
+def _command(plan: Mapping[str, Any], name: str) -> str:
+    """Returns what measures a row again; targets first, as ``--config`` takes all words after."""
+    settings = [f"campaign={plan['file']}"]
+    if "sessions" in plan["overrides"]:
+        settings.append(f"sessions={plan['overrides']['sessions']}")
+    target = f"results/{plan['campaign']}/{name}.json"
+    return f".venv/bin/snakemake --cores 8 --force {target} --config {shlex.join(settings)}"
+
+
+def _relaunches(summary: Summary) -> dict[str, str]:
+    """Returns, for rows of later launches, which one, where their session had several."""
+    later = [row for row in summary.rows if (row["launch_index"] or 1) > 1]
+    servers: dict[tuple[str, int], set[str]] = {}
+    for row in later:
+        servers.setdefault((row["variant"], row["session"]), set()).add(row["server_id"])
+    return {
+        row_name(row): row["server_id"][:6]
+        if len(servers[row["variant"], row["session"]]) > 1
+        else ""
+        for row in later
+    }
 
 
 def _digests(summary: Summary) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from leverbench.analysis.measurements import (
     Hole,
     Row,
     as_rows,
+    differences,
     holes,
     newest,
     planned_points,
@@ -46,13 +47,14 @@ class Summary:
         plan: The campaign's plan.
         rows: Measurements, None where there is no data.
         launches: Launch evidence by server id.
-        applied: By variant with a parent.
+        applied: By variant.
         ratios: Each variant over its parent.
         spreads: Each variant's sessions against each other.
         holes: Planned points without a valid row.
         planned: Number of planned points.
         measured: Number of these with a valid row.
-        best: The point with the greatest output rate, None if nothing was measured.
+        best: The point with the greatest output rate, among variants that were not seen to lack a
+            setting; None if there is none.
         machines: The values seen of each entry of the machine's fingerprint.
         order: ``(variant, session)`` in the order of their first rows.
     """
@@ -79,6 +81,20 @@ class Summary:
     def is_cpu(self) -> bool:
         """Whether every machine that measured is a CPU."""
         return list(self.machines.get("device", ())) == ["cpu"]
+
+    @property
+    def compared(self) -> list[str]:
+        """The variants that have a parent."""
+        return [name for name, variant in self.plan["variants"].items() if variant["parent"]]
+
+    def pooled(self, variant: str, workload: str, concurrency: int) -> list[Row]:
+        """Returns the rows that a variant's figures at a point are made from."""
+        cell = (variant, workload, concurrency)
+        return newest([row for row in self.rows if _cell(row) == cell])
+
+    def unlike_newest(self, row: Row) -> list[str]:
+        """Returns in which conditions a valid row differs from the rows that are pooled."""
+        return differences(row, self.pooled(*_cell(row))[0]) if row["valid"] else []
 
     def point_count(self, kind: str) -> int:
         """Returns the number of points in holes of a kind."""
@@ -114,7 +130,7 @@ def summarise(plan_path: Path, measurements_path: Path, launches_dir: Path) -> S
         holes=holes(plan, rows),
         planned=len(planned),
         measured=len(valid.intersection(planned)),
-        best=_best(rows),
+        best=_best([row for row in rows if applied[row["variant"]].state != "not applied"]),
         machines={
             name.removeprefix("machine_"): sorted({row[name] for row in rows if row[name]})
             for name in (rows[0] if rows else ())
@@ -129,10 +145,14 @@ def row_name(row: Mapping[str, Any]) -> str:
     return f"{row['variant']}/s{row['session']}/{row['workload']}/c{row['concurrency']}"
 
 
+def _cell(row: Row) -> tuple[str, str, int]:
+    return row["variant"], row["workload"], row["concurrency"]
+
+
 def _best(rows: Sequence[Row]) -> Best | None:
     cells: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row["variant"], row["workload"], row["concurrency"]), []).append(row)
+        cells.setdefault(_cell(row), []).append(row)
     found = []
     for cell, members in cells.items():
         values = [r["output_tok_per_s"] for r in newest(members) if r["output_tok_per_s"]]

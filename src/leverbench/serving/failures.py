@@ -65,21 +65,22 @@ def attempt_twice(
         LastingFailure: The action's own, or a passing one that came twice.
         LeverbenchError: A passing failure remains.
     """
-    for last in (False, True):
+    first_cause: str | None = None
+    while True:
         try:
             return action()
         except PassingFailure as failure:
             line = {**context, "at": now(), "cause": failure.cause, "detail": failure.detail}
             records.append_line(account, {**line, "row": failure.row})
-            if last and failure.lasting is not None:
+            if failure.lasting is not None and failure.cause == first_cause:
                 raise LastingFailure(failure.lasting, failure.detail) from None
-            if last or not failure.retry:
+            if first_cause is not None or not failure.retry:
                 raise LeverbenchError(
                     f"{failure.cause}: {failure.detail}",
                     where=str(account),
                     cure="Run again: only what is missing is measured.",
                 ) from None
-    raise AssertionError("unreachable")
+            first_cause = failure.cause
 
 
 def now() -> str:

@@ -30,6 +30,12 @@ def recorded_environment(
     }
 
 
+def is_secret_setting(key: str) -> bool:
+    """Returns whether ``args.NAME`` or ``env.NAME`` holds a secret by its name."""
+    group, _, name = key.partition(".")
+    return bool((_SECRET if group == "env" else _SECRET_ARGUMENT).search(name))
+
+
 def masked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an engine's effective arguments, the values of secret ones masked."""
     return {
@@ -43,8 +49,9 @@ def masked(argv: Sequence[str]) -> list[str]:
     shown: list[str] = []
     secret = False
     for word in argv:
-        flag, equals, _ = word.partition("=")
-        named = word.startswith("-") and bool(_SECRET_ARGUMENT.search(flag))
+        # The last "=", since a wrapper may be given --env=NAME=VALUE.
+        flag, equals, _ = word.rpartition("=") if "=" in word else (word, "", "")
+        named = bool(_SECRET_ARGUMENT.search(flag)) and (bool(equals) or word.startswith("-"))
         if secret and not word.startswith("-"):
             shown.append(MASK)
         elif named and equals:

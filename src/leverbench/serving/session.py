@@ -10,11 +10,12 @@ from typing import Any
 
 from leverbench import records
 from leverbench.campaign.model import Probe
-from leverbench.campaign.plan import HISTORY
+from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Timeouts
 from leverbench.engines import AppliedLever, Engine, NoAnswer, get_engine
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.models.files import ModelFacts, model_facts
+from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -75,7 +76,7 @@ def serve(params: Mapping[str, Any], timeouts: Timeouts, record: Path) -> None:
         "campaign": launch.campaign,
         "variant": launch.variant,
         "session": launch.session,
-        "protocol": params["protocol"],
+        "protocol": PROTOCOL_VERSION,
         "digests": {"launch": records.digest(dict(params))},
     }
     folder = Path("state/attempts") / launch.campaign / launch.variant / f"s{launch.session}"
@@ -160,7 +161,8 @@ def _server_spec(engine: Engine, launch: Launch, timeouts: Timeouts) -> ServerSp
     env = engine.environment(launch.engine)
     if launch.devices[0] != "cpu":
         gpus = ",".join(device.removeprefix("gpu") for device in launch.devices)
-        env = {**env, "CUDA_VISIBLE_DEVICES": gpus}
+        # In nvidia-smi's order, which is not CUDA's own on mixed machines.
+        env = {**env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}
     key = [str(project), launch.campaign, launch.variant, launch.session, argv, env]
     folder = project / "logs" / launch.campaign / launch.variant / f"s{launch.session}"
     return ServerSpec(
@@ -224,7 +226,7 @@ def _prove(
             "recorded_at": now(),
         },
     )
-    records.append_line(HISTORY, {"what": "launch", "seconds": start_s})
+    note_history("launch", start_s)
 
 
 def _wrong(probe: Probe, answer: str) -> str:
@@ -245,14 +247,16 @@ def _applied(
     for key, value in asked.items():
         group, _, name = key.partition(".")
         if group == "args":
-            was = launch.removed.get(key)
-            shown.append(engine.applied(parsed, info, key, value, was))
+            shown.append(engine.applied(parsed, info, key, value))
         elif group == "env":
             values = {environment.get(name) for environment in readable}
             seen = (
                 ", ".join(sorted(map(str, values))) if len(values) > 1 else next(iter(values), None)
             )
-            applied = values == {value} if readable else None
+            # Every process must show it; one that shows something else refutes it.
+            applied = False if readable and values != {value} else None
+            if readable and len(readable) == len(processes) and applied is None:
+                applied = True
             evidence = f"/proc environment of {len(readable)} of {len(processes)} processes"
             shown.append(AppliedLever(key, value, seen, applied, evidence))
     if launch.engine.python or launch.engine.wrapper:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.campaign.model import Campaign, Engine, Limits, Probe, Variant, Workload
+from leverbench.campaign.plan import plan_record
 from leverbench.records import SCHEMA_VERSION, read_record
 
 # Output tok/s of the baseline's session 1. Session 2 is 2% above it in every variant.
@@ -22,6 +24,8 @@ DELTAS: dict[str, dict[str, list[Any]]] = {
     "float32": {"args.dtype": ["bfloat16", "float32"]},
     "decode-steps-4": {"args.num-continuous-decode-steps": [None, 4]},
 }
+SETTINGS = {"args.dtype": "bfloat16", "env.OMP_NUM_THREADS": "1"}
+LAUNCH_DIGEST = "a" * 64
 REQUESTS = {1: 8, 8: 32, 16: 48}
 
 
@@ -68,65 +72,96 @@ class FakeCampaign:
     def point(self, variant: str, session: int, concurrency: int) -> Path:
         return self.results / variant / f"s{session}" / "random" / f"c{concurrency}.json"
 
+    def session(self, variant: str, session: int) -> Path:
+        return self.results / variant / f"s{session}" / "server.json"
+
     def alter(self, path: Path, **changes: Any) -> None:
         write_record(path, {**read_record(path), **changes})
 
     def alter_metrics(self, path: Path, **changes: Any) -> None:
         self.alter(path, metrics={**read_record(path)["metrics"], **changes})
 
-    def alter_lever(self, variant: str, session: int, **changes: Any) -> None:
+    def alter_lever(self, variant: str, session: int, key: str, **changes: Any) -> None:
         path = self.launches / f"{variant}-s{session}.json"
-        (lever,) = read_record(path)["levers_applied"]
-        self.alter(path, levers_applied=[{**lever, **changes}])
+        levers = read_record(path)["levers_applied"]
+        assert key in [lever["key"] for lever in levers]
+        self.alter(
+            path, levers_applied=[{**x, **(changes if x["key"] == key else {})} for x in levers]
+        )
+
+    def alter_conditions(self, path: Path, **changes: Any) -> None:
+        """Moves a point to another ``machine``, or to another ``model`` or ``engine`` digest."""
+        record = read_record(path)
+        if "machine" in changes:
+            record["machine"]["cpu"] = changes.pop("machine")
+        self.alter(path, machine=record["machine"], digests={**record["digests"], **changes})
+
+    def add_point(self, variant: str, session: int, concurrency: int, like: int) -> Path:
+        """Writes a point outside of the ladder, with the figures of another."""
+        path = self.point(variant, session, concurrency)
+        record = read_record(self.point(variant, session, like))
+        write_record(path, {**record, "concurrency": concurrency})
+        return path
 
     def attempt(self, variant: str, session: int, concurrency: int, *lines: Any) -> Path:
+        """Writes attempts of the session's configuration, unless a line has other digests."""
         path = self.attempts / variant / f"s{session}" / "random" / f"c{concurrency}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text(
+            "".join(json.dumps({"digests": {"launch": LAUNCH_DIGEST}, **x}) + "\n" for x in lines)
+        )
         return path
 
 
 def write_campaign(root: Path) -> FakeCampaign:
     """Writes a campaign in which every point was measured."""
     campaign = FakeCampaign(root)
-    order = [[v, 1] for v in DELTAS] + [[v, 2] for v in reversed(DELTAS)]
-    write_record(
-        campaign.plan,
-        {
-            "kind": "plan",
-            "campaign": "fake",
-            "description": "A campaign made up for tests",
-            "target": {"output_tok_per_s": 1000},
-            "overrides": {"sessions": 2},
-            "model": {"path": "models/tiny"},
-            "engine": {"name": "engine", "version": "1.2.3"},
-            "workloads": {
-                "random": {"dataset": "random-ids", "input_tokens": 256, "output_tokens": 256}
-            },
-            "ladder": {str(c): requests for c, requests in REQUESTS.items()},
-            "seed": 7,
-            "protocol": 1,
-            "variants": {
-                name: {
-                    "parent": None if name == "baseline" else "baseline",
-                    "levers": list(delta),
-                    "confounded": False,
-                    "control": None,
-                    "sessions": 2,
-                    "delta": delta,
-                }
-                for name, delta in DELTAS.items()
-            },
-            "order": order,
-        },
-    )
-    for place, (variant, session) in enumerate(order):
-        _write_session(campaign, str(variant), int(session), place)
+    plan = plan_record(_campaign())
+    write_record(campaign.plan, plan)
+    for place, (variant, session) in enumerate(plan["order"]):
+        _write_session(campaign, variant, session, place)
     return campaign
+
+
+def _campaign() -> Campaign:
+    engine = Engine("engine", python=None, wrapper=(), args={}, env={})
+    return Campaign(
+        name="fake",
+        file="config/fake.yaml",
+        description="A campaign made up for tests",
+        target_output_tok_per_s=1000,
+        model_path="models/tiny",
+        prepare=None,
+        gpus=0,
+        variants={
+            name: Variant(
+                name=name,
+                parent=None if name == "baseline" else "baseline",
+                levers=tuple(delta),
+                confounded=False,
+                control=None,
+                sessions=2,
+                engine=engine,
+                delta={key: (old, new) for key, (old, new) in delta.items()},
+            )
+            for name, delta in DELTAS.items()
+        },
+        workloads={"random": Workload("random-ids", 256, 256)},
+        ladder=REQUESTS,
+        seed=7,
+        probe=Probe(),
+        limits=Limits(),
+        overrides={"sessions": 2},
+    )
 
 
 def _write_session(campaign: FakeCampaign, variant: str, session: int, place: int) -> None:
     server_id = f"{variant}-s{session}"
+    settings = SETTINGS | {key: new for key, (_, new) in DELTAS[variant].items()}
+    write_record(
+        campaign.session(variant, session),
+        {"kind": "session", "digests": {"launch": LAUNCH_DIGEST}, "server_id": server_id},
+    )
     write_record(
         campaign.launches / f"{server_id}.json",
         {
@@ -140,11 +175,11 @@ def _write_session(campaign: FakeCampaign, variant: str, session: int, place: in
             "argv": ["python", "-m", "engine", "--port", "30000"],
             "env": {"OMP_NUM_THREADS": "1"},
             "levers_applied": [
-                {"key": key, "asked": new, "seen": new, "applied": True, "evidence": "server info"}
-                for key, (_, new) in DELTAS[variant].items()
+                {"key": key, "asked": x, "seen": x, "applied": True, "evidence": "server info"}
+                for key, x in settings.items()
             ],
             "engine": {"name": "engine", "version": "1.2.3"},
-            "started_at": f"2025-03-01T{9 + place:02}:00:00.000+00:00",
+            "recorded_at": f"2025-03-01T{9 + place:02}:00:00.000+00:00",
             "start_s": 21.5,
         },
     )
@@ -186,7 +221,7 @@ def _point(
         "server_id": server_id,
         "launch_index": 1,
         "digests": {
-            "launch": "a" * 64,
+            "launch": LAUNCH_DIGEST,
             "model": "b" * 64,
             "engine": "c" * 64,
             "workload": "d" * 64,
@@ -209,8 +244,4 @@ def _point(
         "warm_up": {"windows_tok_per_s": [tok_per_s, tok_per_s], "agreed": True},
         "cached_tokens": 0,
         "client": {"loop_lag_p99_ms": 0.4, "delivered_concurrency": concurrency * 0.97},
-        "probe": {"before": "Paris", "after": "Paris"},
-        "timing": {"lease_s": 0.1},
-        "command": "snakemake --cores 8 results/fake/"
-        f"{variant}/s{session}/random/c{concurrency}.json",
     }

@@ -9,6 +9,7 @@ from leverbench.analysis import analyse
 from leverbench.analysis.measurements import (
     as_rows,
     collect,
+    differences,
     holes,
     newest,
     read_measurements,
@@ -164,6 +165,7 @@ def test_an_attempt_cut_short_by_a_kill_leaves_the_one_before(campaign):
 def test_points_of_a_session_that_did_not_launch_share_its_account(campaign):
     for concurrency in (1, 8, 16):
         campaign.point("float32", 1, concurrency).unlink()
+    campaign.session("float32", 1).unlink()
     account = campaign.attempts / "float32" / "s1" / "serve.jsonl"
     account.parent.mkdir(parents=True)
     account.write_text('{"kind": "session", "at": "t", "cause": "server-died", "detail": "gone"}\n')
@@ -171,7 +173,7 @@ def test_points_of_a_session_that_did_not_launch_share_its_account(campaign):
     (hole,) = holes(plan, as_rows(table(campaign)))
     assert (hole.concurrencies, hole.kind, hole.reason) == ((1, 8, 16), "invalid", "server-died")
     # Once it was launched, the account is history: the points are merely not measured yet.
-    write_record(campaign.results / "float32" / "s1" / "server.json", {"kind": "session"})
+    write_record(campaign.session("float32", 1), {"kind": "session"})
     (hole,) = holes(plan, as_rows(table(campaign)))
     assert (hole.concurrencies, hole.kind) == ((1, 8, 16), "missing")
 
@@ -259,13 +261,61 @@ def test_holes_name_what_is_planned_and_not_valid(campaign):
     ]
 
 
-def test_rows_of_an_older_protocol_and_invalid_rows_are_not_pooled():
-    rows = [
-        {"valid": True, "protocol": 1},
-        {"valid": True, "protocol": 2},
-        {"valid": False, "protocol": 3},
-    ]
-    assert newest(rows) == rows[1:2]
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("protocol", "protocol"),
+        ("workload_digest", "workload"),
+        ("model_digest", "model"),
+        ("engine_digest", "engine"),
+        ("machine_cpu", "machine"),
+    ],
+)
+def test_only_rows_of_the_last_measured_ones_conditions_are_pooled(campaign, column, name):
+    first, second = (find(campaign, "baseline", session, 8) for session in (1, 2))
+    assert newest([second, first]) == [second, first]
+    other = {**first, column: 99}
+    assert differences(other, second) == [name]
+    assert newest([other, second]) == [second]
+    late = {**other, "started_at": "2025-03-02T00:00:00.000+00:00"}
+    assert newest([late, second]) == [late]
+    assert newest([{**late, "valid": False}, second]) == [second]
+    assert newest([{**late, "valid": False}]) == []
+
+
+def test_a_launch_digest_alone_is_no_condition(campaign):
+    row = find(campaign, "baseline", 1, 8)
+    assert differences(row, {**row, "launch_digest": "x", "server_id": "y"}) == []
+
+
+def test_attempts_of_an_older_configuration_do_not_count(campaign):
+    campaign.point("float32", 1, 8).unlink()
+    old = {"at": "t", "cause": "timeout", "detail": "old", "digests": {"launch": "e" * 64}}
+    path = campaign.attempt("float32", 1, 8, old)
+    (hole,) = holes(read_record(campaign.plan), as_rows(table(campaign)))
+    assert (hole.concurrencies, hole.kind) == ((8,), "missing")
+    campaign.attempt("float32", 1, 8, {"at": "t", "cause": "throttled", "detail": "new"}, old)
+    assert find(campaign, "float32", 1, 8)["detail"] == "new"
+    # Without the session's record nothing says which configuration is the present one.
+    campaign.session("float32", 1).unlink()
+    assert find(campaign, "float32", 1, 8)["detail"] == "old"
+    path.write_text("not a line")
+    with pytest.raises(LeverbenchError, match="no readable attempt"):
+        table(campaign)
+
+
+def test_a_point_outside_the_ladder_is_a_row_and_no_hole(campaign, tmp_path):
+    campaign.add_point("float32", 1, 4, 8)
+    assert find(campaign, "float32", 1, 4)["output_tok_per_s"] == pytest.approx(360)
+    write_measurements(table(campaign), tmp_path / "m.csv", tmp_path / "m.parquet")
+    with (tmp_path / "m.csv").open(newline="") as file:
+        assert [row["concurrency"] for row in csv.DictReader(file)].count("4") == 1
+    assert holes(read_record(campaign.plan), as_rows(table(campaign))) == []
+
+
+def test_the_command_of_a_record_is_not_a_column(campaign):
+    campaign.alter(campaign.point("baseline", 1, 1), command="rm -rf results")
+    assert "command" not in table(campaign)
 
 
 def test_missing_numbers_are_none_in_rows_and_nan_in_the_table(campaign):

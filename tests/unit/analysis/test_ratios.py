@@ -62,13 +62,58 @@ def test_a_session_needs_valid_rows_of_both(campaign, variant):
 
 def test_a_session_needs_one_protocol(campaign):
     campaign.alter(campaign.point("float32", 2, 16), protocol=2)
-    assert [session for session, _ in ratio(campaign, "float32", 16).sessions] == [1]
+    found = ratio(campaign, "float32", 16)
+    # Session 1 is of one protocol, but no longer of the newest.
+    assert (found.sessions, found.mean) == ((), None)
+    assert found.not_compared == ((2, "another protocol"),)
 
 
-def test_only_pairs_of_the_newest_protocol_are_pooled(campaign):
+def test_only_pairs_of_the_newest_conditions_are_pooled(campaign):
     for variant in ("baseline", "float32"):
-        campaign.alter(campaign.point(variant, 2, 16), protocol=2)
+        campaign.alter_conditions(campaign.point(variant, 2, 16), machine="Newer CPU")
+    found = ratio(campaign, "float32", 16)
+    assert [session for session, _ in found.sessions] == [2]
+    assert found.not_compared == ()
+
+
+@pytest.mark.parametrize("what", ["model", "machine", "engine", "workload"])
+def test_rows_of_other_conditions_are_not_divided(campaign, what):
+    for session in (1, 2):
+        campaign.alter_conditions(campaign.point("float32", session, 16), **{what: "other"})
+    _, _, _, found = measure(campaign)
+    withheld = found["float32", 16, "output_tok_per_s"]
+    assert withheld.sessions == ()
+    assert withheld.not_compared == ((1, f"another {what}"), (2, f"another {what}"))
+    assert len(found["float32", 8, "output_tok_per_s"].sessions) == 2
+
+
+def test_an_older_pair_of_other_conditions_leaves_the_newer(campaign):
+    campaign.alter_conditions(campaign.point("float32", 1, 16), machine="x", model="y")
+    found = ratio(campaign, "float32", 16)
+    assert found.sessions == ((2, pytest.approx(1.414)),)
+    assert found.not_compared == ((1, "another model and another machine"),)
+
+
+@pytest.mark.parametrize("key", ["python", "wrapper"])
+def test_the_engine_may_differ_where_it_is_the_lever(campaign, key):
+    plan = read_record(campaign.plan)
+    plan["variants"]["float32"]["delta"] = {key: [None, "other"]}
+    write_record(campaign.plan, plan)
+    for session in (1, 2):
+        path = campaign.launches / f"float32-s{session}.json"
+        lever = {"key": key, "asked": "other", "seen": "other", "applied": True, "evidence": "e"}
+        campaign.alter(path, levers_applied=[lever])
+        campaign.alter_conditions(campaign.point("float32", session, 16), engine="other")
+    assert len(ratio(campaign, "float32", 16).sessions) == 2
+    campaign.alter_conditions(campaign.point("float32", 1, 16), engine="third")
+    # Sessions of two engines are not pooled.
     assert [session for session, _ in ratio(campaign, "float32", 16).sessions] == [2]
+
+
+def test_a_point_outside_the_ladder_has_ratios(campaign):
+    for variant in ("baseline", "float32"):
+        campaign.add_point(variant, 1, 4, 8)
+    assert ratio(campaign, "float32", 4).sessions == ((1, pytest.approx(1.2)),)
 
 
 def test_without_a_pair_there_is_no_ratio(campaign):
@@ -92,7 +137,9 @@ def test_seen_in_every_launch_is_applied(campaign):
 
 
 def test_one_launch_without_the_lever_withholds_the_ratio(campaign):
-    campaign.alter_lever("threads-2", 2, seen="1", applied=False, evidence="/proc environ")
+    campaign.alter_lever(
+        "threads-2", 2, "env.OMP_NUM_THREADS", seen="1", applied=False, evidence="/proc environ"
+    )
     _, _, applied, found = measure(campaign)
     assert applied["threads-2"].applied is False
     expected = "env.OMP_NUM_THREADS: asked 2, seen 1 (/proc environ)"
@@ -102,20 +149,55 @@ def test_one_launch_without_the_lever_withholds_the_ratio(campaign):
     assert found["float32", 16, "output_tok_per_s"].withheld is None
 
 
-def test_a_launch_refuted_before_it_was_measured_counts(campaign):
+def test_any_setting_that_is_not_in_force_withholds_the_ratio(campaign):
+    campaign.alter_lever("threads-2", 2, "args.dtype", seen="float16", applied=False)
+    campaign.alter_lever("float32", 2, "env.OMP_NUM_THREADS", seen=None, applied=None)
+    applied = measure(campaign)[2]
+    assert applied["threads-2"].state == "not applied"
+    assert applied["threads-2"].reason == "args.dtype: asked bfloat16, seen float16 (server info)"
+    # What is not the lever need not be proven.
+    assert applied["float32"].state == "applied"
+
+
+def test_what_descends_from_a_variant_that_is_not_applied_is_not_either(campaign):
+    plan = read_record(campaign.plan)
+    plan["variants"]["threads-2"]["parent"] = "float32"
+    write_record(campaign.plan, plan)
+    campaign.alter_lever("baseline", 1, "env.OMP_NUM_THREADS", seen="4", applied=False)
+    _, _, applied, found = measure(campaign)
+    assert {proof.state for proof in applied.values()} == {"not applied"}
+    seen = "env.OMP_NUM_THREADS: asked 1, seen 4 (server info)"
+    assert applied["baseline"].reason == seen
+    above = f"parent baseline is not applied: {seen}"
+    assert applied["float32"].reason == above
+    assert applied["threads-2"].reason == f"parent float32 is not applied: {above}"
+    assert all(ratio.sessions == () for ratio in found.values())
+
+
+def test_a_launch_without_a_valid_row_does_not_count(campaign):
     for concurrency in (1, 8, 16):
-        campaign.alter(
-            campaign.point("threads-2", 2, concurrency), valid=False, outcome="not-applied"
-        )
-    campaign.alter_lever("threads-2", 2, seen=None, applied=False)
-    assert measure(campaign)[2]["threads-2"].applied is False
+        campaign.alter(campaign.point("threads-2", 2, concurrency), valid=False)
+    campaign.alter_lever("threads-2", 2, "env.OMP_NUM_THREADS", seen="1", applied=False)
+    assert measure(campaign)[2]["threads-2"].state == "applied"
+
+
+@pytest.mark.parametrize(
+    ("old", "seen", "applied"), [(8, 8, None), ("8", 8, None), (8, 16, True), (8, None, None)]
+)
+def test_a_removed_setting_is_applied_if_another_value_is_seen(campaign, old, seen, applied):
+    plan = read_record(campaign.plan)
+    plan["variants"]["float32"]["delta"] = {"args.dtype": [old, None]}
+    write_record(campaign.plan, plan)
+    for session in (1, 2):
+        campaign.alter_lever("float32", session, "args.dtype", asked=None, seen=seen, applied=None)
+    assert measure(campaign)[2]["float32"].applied is applied
 
 
 @pytest.mark.parametrize("way", ["unknown", "unmentioned", "no file"])
 def test_what_cannot_be_shown_is_not_applied(campaign, way):
     path = campaign.launches / "float32-s1.json"
     if way == "unknown":
-        campaign.alter_lever("float32", 1, seen=None, applied=None)
+        campaign.alter_lever("float32", 1, "args.dtype", seen=None, applied=None)
     elif way == "unmentioned":
         campaign.alter(path, levers_applied=[])
     else:
@@ -132,7 +214,7 @@ def test_a_failed_start_beside_good_launches_does_not_unprove_them(campaign):
         campaign.alter(
             campaign.point("float32", 2, concurrency), valid=False, outcome="start-failed"
         )
-    campaign.alter_lever("float32", 2, seen=None, applied=None)
+    campaign.alter_lever("float32", 2, "args.dtype", seen=None, applied=None)
     assert measure(campaign)[2]["float32"].applied is True
 
 
@@ -167,11 +249,10 @@ def test_a_truncated_launch_record_is_named(campaign):
         measure(campaign)
 
 
-@pytest.mark.parametrize(
-    "delta", [{"args.dtype": ["a", "b"]}, {"args": {"dtype": ["a", "b"]}}], ids=["flat", "nested"]
-)
-def test_a_delta_is_read_flat_or_by_section(delta):
-    assert changes({"delta": delta}) == {"args.dtype": ("a", "b")}
+def test_a_delta_is_read_as_planned(campaign):
+    variants = read_record(campaign.plan)["variants"]
+    assert changes(variants["float32"]) == {"args.dtype": ("bfloat16", "float32")}
+    assert changes(variants["baseline"]) == {}
 
 
 def test_spread_is_largest_over_smallest_minus_one(campaign):
@@ -181,3 +262,14 @@ def test_spread_is_largest_over_smallest_minus_one(campaign):
     assert found["baseline", 16].share == pytest.approx(0.02)
     assert found["float32", 16].share == pytest.approx(1.02 * 1.01 - 1)
     assert (found["float32", 8].sessions, found["float32", 8].share) == (1, None)
+
+
+def test_a_spread_is_of_equal_conditions(campaign):
+    campaign.alter_conditions(campaign.point("baseline", 1, 16), machine="older")
+    plan, rows, _, _ = measure(campaign)
+    (found,) = [
+        s
+        for s in spreads(plan, rows)
+        if (s.variant, s.concurrency, s.metric) == ("baseline", 16, "mean_ttft_ms")
+    ]
+    assert (found.sessions, found.share) == (1, None)

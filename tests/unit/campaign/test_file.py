@@ -121,6 +121,8 @@ def test_overridden_sessions_win_over_a_variant_s_own(tmp_path):
         ("  a: {sessions: 0}\n", "c.yaml:6: variants.a.sessions: 0 is less than the minimum of 1"),
         ("  a: {}}\n", "c.yaml:6: not YAML"),
         ("  a: {env: {X: [1]}}\n", "variants.a.env.X: [1] is not of type"),
+        ("  a: {env: {HF_TOKEN: abc}}\n", "env.HF_TOKEN is a secret"),
+        ("  a: {args: {api-key: abc}}\n", "args.api-key is a secret"),
     ],
 )
 def test_a_mistake_in_a_variant_is_one_message(tmp_path, variants, said):
@@ -162,6 +164,19 @@ def test_a_file_that_is_no_campaign_is_one_message(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(LeverbenchError):
         load_campaign(path, {}, family)
+
+
+def test_numbers_are_names_and_whole_floats_are_counts(tmp_path):
+    head = HEAD.replace("random:", "256:") + "ladder: {1: 4.0}\n"
+    campaign = load(tmp_path, "  1: {args: {x: 2.0}}\n", head)
+
+    assert list(campaign.variants) == ["1"]
+    assert list(campaign.workloads) == ["256"]
+    assert campaign.ladder == {1: 4}
+    assert isinstance(campaign.ladder[1], int)
+    # An engine's own arguments stay as they are written.
+    assert campaign.variants["1"].engine.args["x"] == 2.0
+    assert isinstance(campaign.variants["1"].engine.args["x"], float)
 
 
 def test_requests_outside_the_ladder_are_interpolated(tmp_path):

@@ -58,7 +58,9 @@ def test_the_text_names_variants_deltas_order_and_jobs(campaign, tmp_path):
 def test_the_estimate_is_the_median_of_the_history(campaign, tmp_path):
     history = tmp_path / "h.jsonl"
     entries = [("launch", 10), ("launch", 30), ("launch", 20), ("point c1", 5), ("point c8", 7)]
-    history.write_text("".join(json.dumps({"what": w, "seconds": s}) + "\n" for w, s in entries))
+    torn = '{"what": "launch", "sec{"what": "launch"}\n7\n'
+    lines = [json.dumps({"what": w, "seconds": s}) + "\n" for w, s in entries]
+    history.write_text(torn + "".join(lines))
 
     # 8 launches of 20 s, each with a point of 5 s and one of 7 s.
     assert estimate_s(campaign, history) == 8 * (20 + 5 + 7)
@@ -68,7 +70,7 @@ def test_slices_survive_the_way_into_a_job(campaign):
     launch = launch_slice(campaign, "unset", 2)
     point = point_slice(campaign, "random", 8)
 
-    assert launch.removed == {"env.OMP_NUM_THREADS": "1"}
+    assert launch.removed == ("env.OMP_NUM_THREADS",)
     assert Launch.from_params(json.loads(json.dumps(launch.as_params()))) == launch
     assert Point.from_params(json.loads(json.dumps(point.as_params()))) == point
 

@@ -127,24 +127,23 @@ def test_a_server_that_is_not_there_gives_no_answer():
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen", "was", "applied"),
+    ("asked", "seen", "applied"),
     [
-        ("float32", "float32", None, True),
-        ("float32", "bfloat16", None, False),
-        (None, "auto", "bfloat16", True),
-        (None, "bfloat16", "bfloat16", None),
+        ("float32", "float32", True),
+        ("float32", "bfloat16", False),
+        (None, "auto", None),  # a removed argument: the analysis knows what it was
     ],
 )
-def test_an_argument_is_applied_if_the_server_says_so(asked, seen, was, applied):
+def test_an_argument_is_applied_if_the_server_says_so(asked, seen, applied):
     parsed = {} if asked is None else {"dtype": ["dtype", asked]}
-    lever = SGLANG.applied(parsed, {"effective": {"dtype": seen}}, "args.dtype", asked, was)
+    lever = SGLANG.applied(parsed, {"effective": {"dtype": seen}}, "args.dtype", asked)
 
     assert lever.applied is applied
     assert lever.seen == seen
 
 
 def test_an_argument_that_the_server_does_not_tell_is_not_shown():
-    lever = SGLANG.applied({"x": ["x", 1]}, {"effective": {}}, "args.x", 1, None)
+    lever = SGLANG.applied({"x": ["x", 1]}, {"effective": {}}, "args.x", 1)
 
     assert lever.applied is None
     assert "has no x" in lever.evidence

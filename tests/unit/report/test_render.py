@@ -124,9 +124,14 @@ def test_the_lever_table_gives_delta_evidence_sessions_and_range(whole):
 
 
 def test_order_commands_overrides_and_digests_are_there(whole):
-    _, page, _ = whole
-    assert "session 2: decode-steps-4, float32, threads-2, baseline" in page.text
-    assert "snakemake --cores 8 results/fake/float32/s2/random/c16.json" in page.text
+    campaign, page, _ = whole
+    planned = [v for v, session in read_record(campaign.plan)["order"] if session == 2]
+    assert sorted(planned) == ["baseline", "decode-steps-4", "float32", "threads-2"]
+    assert page.text.count(f"session 2: {', '.join(planned)}") == 2
+    assert (
+        ".venv/bin/snakemake --cores 8 --force results/fake/float32/s2/random/c16.json"
+        " --config campaign=config/fake.yaml sessions=2"
+    ) in page.text
     assert "sessions=2" in page.text
     assert "a" * 64 in page.text
 
@@ -189,7 +194,7 @@ def test_holes_are_named_with_their_reasons(campaign, undrawn):
     assert "decode-steps-4 2 random 1, 8, 16 failed out-of-memory 7.50 GiB wanted" in page.text
     assert "float32 2 random 8 missing" in page.text
     assert "threads-2 2 random 8 invalid client-bound lag" in page.text
-    assert "valid launch 2" in page.text
+    assert "valid launched again" in page.text
     assert "baseline 2 8 1 HTTP 500" in page.text
     assert "1 to 2 sessions: no verdict" in page.text
     assert (
@@ -200,7 +205,9 @@ def test_holes_are_named_with_their_reasons(campaign, undrawn):
 
 
 def test_a_lever_not_seen_in_force_has_no_ratio_and_says_why(campaign):
-    campaign.alter_lever("threads-2", 1, seen="1", applied=False, evidence="/proc environ")
+    campaign.alter_lever(
+        "threads-2", 1, "env.OMP_NUM_THREADS", seen="1", applied=False, evidence="/proc environ"
+    )
     page, findings = render(campaign)
     reason = "env.OMP_NUM_THREADS: asked 2, seen 1 (/proc environ)"
     assert (
@@ -233,7 +240,7 @@ def test_hostile_text_is_shown_and_never_obeyed(campaign, undrawn):
     write_record(campaign.plan, plan)
     campaign.alter(campaign.point("float32", 1, 1), valid=False, detail=HOSTILE)
     campaign.alter(campaign.point("float32", 1, 8), failures=1, failure_messages=[HOSTILE])
-    campaign.alter_lever("threads-2", 1, seen=HOSTILE, applied=False)
+    campaign.alter_lever("threads-2", 1, "env.OMP_NUM_THREADS", seen=HOSTILE, applied=False)
     campaign.alter(campaign.launches / "float32-s1.json", argv=[HOSTILE], env={"A": HOSTILE})
     page, findings = render(campaign)
     assert "script" not in page.tags
@@ -262,7 +269,6 @@ def test_without_any_point_there_is_still_a_page(campaign):
 def test_without_target_launches_engine_or_second_variant(campaign, undrawn):
     plan = read_record(campaign.plan)
     plan |= {"target": None, "description": None, "overrides": {}}
-    del plan["engine"]
     plan["variants"] = {"baseline": plan["variants"]["baseline"]}
     plan["order"] = [["baseline", 1], ["baseline", 2]]
     write_record(campaign.plan, plan)
@@ -296,3 +302,79 @@ def test_several_workloads_and_several_machines_are_told_apart(campaign, undrawn
     assert "Workload long: text, 4096 tokens in, 64 out." in page.text
     assert "2 / 4 more than one" in page.text
     assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_command_names_the_campaigns_file_quoted_and_no_sessions_of_its_own(campaign, undrawn):
+    write_record(
+        campaign.plan, read_record(campaign.plan) | {"file": "my files/a.yaml", "overrides": {}}
+    )
+    page, _ = render(campaign)
+    command = "snakemake --cores 8 --force results/fake/baseline/s1/random/c1.json --config"
+    assert f"{command} 'campaign=my files/a.yaml' " in page.text
+    assert "sessions=" not in page.text
+
+
+def test_pairs_of_other_conditions_are_named_and_not_compared(campaign):
+    for session in (1, 2):
+        campaign.alter_conditions(campaign.point("float32", session, 16), machine="other")
+    campaign.alter_conditions(campaign.point("threads-2", 1, 16), model="other")
+    page, findings = render(campaign)
+    assert "withheld s1 measured on another machine: not compared" in page.text
+    assert "1.020 s2 1.020 s1 measured on another model: not compared" in page.text
+    assert (
+        "- **not compared**: 2 pairs of float32 and baseline: measured on another machine:"
+        " not compared.\n"
+        "  Rows: float32/s1/random/c16, baseline/s1/random/c16, float32/s2/random/c16,"
+        " baseline/s2/random/c16.\n"
+    ) in findings
+    assert "float32 (args.dtype: bfloat16 to float32) measured 1.4" not in findings
+    assert "valid another model: not pooled" in page.text
+    svg = (campaign.root / "reports/figures/random-ratio-to-parent.svg").read_text()
+    assert svg.count("measured on another machine: not compared") == 1
+
+
+def test_a_variant_that_is_not_applied_is_not_the_best(campaign, undrawn):
+    campaign.alter_lever("float32", 1, "args.dtype", seen="bfloat16", applied=False)
+    page, findings = render(campaign)
+    # 400 x 1.01 in session 1, and 2% and 1% more in session 2.
+    assert "Best measured: 410.1 output tok/s (threads-2, random, C=16; mean of 2" in page.text
+    assert "Rows: threads-2/s1/random/c16, threads-2/s2/random/c16." in findings
+
+
+def test_a_root_that_is_not_applied_withholds_every_ratio(campaign, undrawn):
+    campaign.alter_lever("baseline", 1, "args.dtype", seen="float32", applied=False)
+    page, findings = render(campaign)
+    seen = "args.dtype: asked bfloat16, seen float32 (server info)"
+    assert f"baseline : not applied , {seen}" in page.text
+    assert f"baseline: not applied, so every ratio to it is withheld: {seen}." in findings
+    assert findings.count("- **ratio**") == 0
+    assert findings.count("- **not applied**") == 4
+    target = "Target: 1,000 output tok/s. No variant was measured with its settings in force."
+    assert target in page.text
+    assert target in findings
+
+
+def test_later_launches_of_one_session_are_told_apart(campaign, undrawn):
+    for concurrency, server in ((8, "abcdef123456"), (16, "fedcba654321")):
+        path = campaign.point("baseline", 1, concurrency)
+        campaign.alter(path, launch_index=2, server_id=server)
+    campaign.alter(campaign.point("baseline", 2, 8), launch_index=2, server_id="012345678901")
+    page, _ = render(campaign)
+    assert "launched again: abcdef" in page.text
+    assert "launched again: fedcba" in page.text
+    assert "abcdef1" not in page.text
+    assert "012345" not in page.text
+
+
+def test_a_point_outside_the_ladder_is_shown(campaign):
+    for variant in ("baseline", "float32"):
+        campaign.add_point(variant, 1, 4, 8)
+    page, findings = render(campaign)
+    assert "24 of 24 planned points measured" in page.text
+    assert "C=1 C=4 C=8 C=16" in page.text
+    assert "baseline 1 4 300.0" in page.text
+    assert "under random at C=4 (1 session: no verdict)" in findings
+    figures = campaign.root / "reports/figures"
+    assert ">4</text>" in (figures / "random-output-tok-per-s.svg").read_text()
+    assert "float32 / baseline   C=1" in (figures / "random-ratio-to-parent.svg").read_text()
+    assert "C=4</text>" in (figures / "random-ratio-to-parent.svg").read_text()

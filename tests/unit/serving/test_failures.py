@@ -72,6 +72,14 @@ def test_a_failed_start_is_lasting_when_it_came_twice(tmp_path):
     assert action.calls == 2
 
 
+def test_a_failed_start_after_another_failure_came_only_once(tmp_path):
+    action = Action(passing(), passing("start-failed", lasting=Outcome.START_FAILED))
+
+    with pytest.raises(LeverbenchError, match="start-failed: seen"):
+        attempt_twice(action, tmp_path / "a.jsonl", {})
+    assert action.calls == 2
+
+
 def test_a_lasting_failure_is_not_tried_again(tmp_path):
     action = Action(LastingFailure(Outcome.PROBE_WRONG, "Lyon"))
 

@@ -22,10 +22,12 @@ def test_only_what_matters_is_recorded_and_secrets_are_masked():
 
 def test_values_of_secret_flags_are_masked():
     argv = ["run", "--api-key", "s3cret", "--api-token=abc", "--max-total-tokens", "64", "--x", "y"]
+    argv += ["--env=API_KEY=x", "HF_TOKEN=abc"]
 
     assert masked(argv) == [
         *("run", "--api-key", "***", "--api-token=***"),
         *("--max-total-tokens", "64", "--x", "y"),
+        *("--env=API_KEY=***", "HF_TOKEN=***"),
     ]
 
 
