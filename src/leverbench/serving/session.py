@@ -222,7 +222,6 @@ def _prove(
             "memory": info["memory"],
             "probe": probe,
             "start_s": start_s,
-            "recovery": [],
             "recorded_at": now(),
         },
     )
@@ -253,10 +252,9 @@ def _applied(
             seen = (
                 ", ".join(sorted(map(str, values))) if len(values) > 1 else next(iter(values), None)
             )
-            # Every process must show it; one that shows something else refutes it.
-            applied = False if readable and values != {value} else None
-            if readable and len(readable) == len(processes) and applied is None:
-                applied = True
+            # One process that shows something else refutes it; all of them must show it.
+            complete = bool(readable) and len(readable) == len(processes)
+            applied = False if readable and values != {value} else (True if complete else None)
             evidence = f"/proc environment of {len(readable)} of {len(processes)} processes"
             shown.append(AppliedLever(key, value, seen, applied, evidence))
     if launch.engine.python or launch.engine.wrapper:
