@@ -4,7 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from leverbench.campaign.plan import HISTORY, describe
 from leverbench.errors import LeverbenchError
 from leverbench.project import DEFAULT_CAMPAIGN, preflight, read_project
 
@@ -27,6 +26,6 @@ def main() -> None:
             preflight(project.campaign, directory)
             print(f"{arguments.campaign}: nothing stands against a run")
         else:
-            print(describe(project.campaign, directory / HISTORY))
+            print(project.describe())
     except LeverbenchError as error:
         sys.exit(f"leverbench: {error}")

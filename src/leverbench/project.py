@@ -131,8 +131,13 @@ class Project:
             preflight(self.campaign, self.directory)
         except LeverbenchError as error:
             _exit(error)
-        print(describe(self.campaign, self.directory / HISTORY), file=sys.stderr, flush=True)
+        print(self.describe(), file=sys.stderr, flush=True)
         take_turn(self.directory)
+
+    def describe(self) -> str:
+        """Returns the plan as text, with how much of it is measured."""
+        measured = sum(Path(record).exists() for record in self.point_records())
+        return describe(self.campaign, self.directory / HISTORY, measured)
 
     def end(self) -> None:
         """Ends the server that this run kept."""

@@ -87,8 +87,14 @@ def estimate_s(campaign: Campaign, history: Path) -> float | None:
     return len(order_of(campaign)) * (median["launch"] + points)
 
 
-def describe(campaign: Campaign, history: Path) -> str:
-    """Returns the plan as text: variants, deltas, order, jobs and estimated time."""
+def describe(campaign: Campaign, history: Path, measured: int) -> str:
+    """Returns the plan as text: variants, deltas, order, jobs and estimated time.
+
+    Args:
+        campaign: The resolved campaign.
+        history: This project's history.
+        measured: How many of the planned points have a record.
+    """
     lines = [f"campaign {campaign.name} ({campaign.file})"]
     if campaign.overrides:
         changed = ", ".join(f"{key}={value}" for key, value in campaign.overrides.items())
@@ -122,10 +128,10 @@ def describe(campaign: Campaign, history: Path) -> str:
         if requests < 2 * c
     ]
     estimate = estimate_s(campaign, history)
-    lines.append(f"jobs: {launches} launches, {points} points")
+    lines.append(f"jobs: {launches} launches, {points} points, {measured} of them measured")
     lines.append(
         "estimated time: unknown until this project has measured once"
         if estimate is None
-        else f"estimated time: {estimate / 60:.0f} min, from this project's own history"
+        else f"estimated time: {estimate / 60:.0f} min for all, from this project's own history"
     )
     return "\n".join(lines)

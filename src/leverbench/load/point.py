@@ -1,6 +1,7 @@
 """One measured point: probe, warm up, measure, probe again, judge, record."""
 
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from leverbench.campaign.slices import Launch, Point, Timeouts
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
-from leverbench.load.validity import INVALID, InvalidReason, judge
+from leverbench.load.validity import INVALID, MAX_STRANGERS_CPU_SHARE, InvalidReason, judge
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
@@ -25,6 +26,7 @@ from leverbench.serving.failures import (
     attempt_twice,
 )
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
+from leverbench.serving.strangers import cpu_use
 
 # More requests than the warm-up's rate asks for: a measured window may run faster.
 _WINDOW_MARGIN = 1.5
@@ -40,6 +42,7 @@ class _Measured:
     warm_up: Mapping[str, Any]
     probe: Mapping[str, Any]
     counters: Mapping[str, Any]
+    strangers_cpu_share: float
     reasons: tuple[InvalidReason, ...]
     timing_s: Mapping[str, float]
 
@@ -109,6 +112,12 @@ def bench(
     records.write_record(record, {**_row(about, measured), "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
     note_history(f"point c{point.concurrency}", seconds)
+    print(
+        f"leverbench: {launch.variant} s{launch.session} {point.workload_name} "
+        f"C={point.concurrency}: {measured.metrics['output_tok_per_s']:.1f} output tok/s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _measure(
@@ -129,13 +138,16 @@ def _measure(
         session.engine.flush_cache(session.server.base_url, ASK_TIMEOUT_S)
         counters_before = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
         log_from = session.server.log_size()
+        processes = session.server.processes()
         clock.lap("prepare")
+        cpu_before = cpu_use(processes)
         window = run_window(
             session.engine.endpoint(session.server.base_url),
             asked,
             point.concurrency,
             request_timeout_s=timeouts.request_s,
         )
+        strangers = cpu_use(processes).strangers_share(cpu_before)
         clock.lap("window")
         session.server.check_alive()
         log = session.server.read_log(log_from)
@@ -150,6 +162,8 @@ def _measure(
         reasons.append(InvalidReason.UNSTEADY_WARM_UP)
     if compiled := _compiled(session.engine.compile_pattern, log):
         reasons.append(InvalidReason.COMPILED_IN_WINDOW)
+    if strangers > MAX_STRANGERS_CPU_SHARE:
+        reasons.append(InvalidReason.MACHINE_SHARED)
     if not after["right"]:
         reasons.append(InvalidReason.PROBE_FAILED_AFTER)
     measured = _Measured(
@@ -159,6 +173,7 @@ def _measure(
         warm_up=warm_up,
         probe={"before": before, "after": after},
         counters={"before": counters_before, "after": counters_after},
+        strangers_cpu_share=strangers,
         reasons=tuple(reasons),
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
@@ -264,6 +279,7 @@ def _row(about: Mapping[str, Any], measured: _Measured) -> dict[str, Any]:
         "client": asdict(window.audit),
         "probe": dict(measured.probe),
         "counters": dict(measured.counters),
+        "strangers_cpu_share": measured.strangers_cpu_share,
         "timing_s": dict(measured.timing_s),
     }
 

@@ -12,6 +12,7 @@ MAX_MEAN_LAG_SHARE_OF_TPOT = 0.20
 # Below this, lateness is the scheduler's and the timer's (1 ms resolution), not the client's.
 MIN_CLIENT_BOUND_LAG_MS = 1.0
 MIN_DELIVERED_SHARE = 0.95
+MAX_STRANGERS_CPU_SHARE = 0.20
 
 
 class InvalidReason(StrEnum):
@@ -26,6 +27,7 @@ class InvalidReason(StrEnum):
     UNSTEADY_WARM_UP = "unsteady-warm-up"
     COMPILED_IN_WINDOW = "compiled-in-window"
     PROBE_FAILED_AFTER = "probe-failed-after"
+    MACHINE_SHARED = "machine-shared"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
     InvalidReason.UNSTEADY_WARM_UP: InvalidSpec("warm-up windows did not come to agree", False),
     InvalidReason.COMPILED_IN_WINDOW: InvalidSpec(
         "the server compiled, tuned or captured a graph within the window", True
+    ),
+    InvalidReason.MACHINE_SHARED: InvalidSpec(
+        "other programs took over 20% of the machine's CPU time", True
     ),
     InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
         "the probe was answered wrongly after the window", False

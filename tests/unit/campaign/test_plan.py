@@ -45,13 +45,13 @@ def test_the_record_holds_what_is_resolved(campaign):
 
 
 def test_the_text_names_variants_deltas_order_and_jobs(campaign, tmp_path):
-    text = describe(campaign, tmp_path / "none.jsonl")
+    text = describe(campaign, tmp_path / "none.jsonl", 3)
 
     assert "float32   from baseline, args.dtype: args.dtype: bfloat16 -> float32" in text
     assert "again     control of baseline" in text
     assert "session 2: " in text
     assert "C=8: fewer requests than 2C" in text
-    assert "jobs: 8 launches, 16 points" in text
+    assert "jobs: 8 launches, 16 points, 3 of them measured" in text
     assert "unknown until this project has measured once" in text
 
 
