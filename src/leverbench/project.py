@@ -169,7 +169,10 @@ class Project:
     def _require_own_results(self) -> None:
         """Raises where the results under this campaign's name were planned by another file."""
         path = Path("results") / self.campaign.name / "plan.json"
-        if path.exists() and (other := records.read_record(path)["file"]) != self.campaign.file:
+        if not path.exists():
+            return
+        other = records.read_record(path).get("file")
+        if other != self.campaign.file:
             raise LeverbenchError(
                 f"{path} was made by {other}, a campaign of the same name",
                 where=self.campaign.file,
@@ -206,7 +209,9 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
     Raises:
         LeverbenchError: The campaign, or an override, is wrong.
     """
-    for key in config:
+    for key, value in config.items():
+        if value is None or value == "":
+            raise LeverbenchError(f"--config {key}= has no value")
         if key not in _CONFIG_KEYS:
             raise LeverbenchError(
                 f"--config {key}=... is unknown", cure=f"Known: {', '.join(_CONFIG_KEYS)}."

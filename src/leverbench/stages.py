@@ -121,8 +121,8 @@ def gate(planned: Sequence[str], passed: str, log: str) -> None:
         standing = []
         for path in planned:
             record = records.read_record(Path(path))
-            if record["outcome"] not in ("ok", "measured"):
-                standing.append(f"{path}: {record['outcome']}: {record['detail']}")
+            if record.get("outcome") not in ("ok", "measured"):
+                standing.append(f"{path}: {record.get('outcome')}: {record.get('detail')}")
         if standing:
             listed = "\n  ".join(standing)
             raise LeverbenchError(

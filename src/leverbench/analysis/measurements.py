@@ -126,7 +126,11 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
         row = _row(plan, read_record(path), path)
         point = _point(row)
         if point in rows:
-            raise LeverbenchError("a second record of the same point", where=str(path))
+            raise LeverbenchError(
+                f"a second record of {'/'.join(map(str, point))}",
+                where=str(path),
+                cure="A record was copied: delete the copy, whose name is not its content.",
+            )
         rows[point] = row
     for point in planned_points(plan):
         variant, session, workload, concurrency = point
@@ -298,8 +302,10 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
 
 
 def _last_attempt(path: Path, launch_digest: str | None) -> Mapping[str, Any] | None:
-    """Returns the last whole line of a configuration, or of any: a kill can leave half a line."""
-    readable = False
+    """Returns the last whole line of a configuration, or of any.
+
+    A kill or a full disk can leave half a line, or a file without any: then nothing is known.
+    """
     for line in reversed(path.read_text(errors="replace").splitlines()):
         try:
             attempt = json.loads(line)
@@ -307,9 +313,6 @@ def _last_attempt(path: Path, launch_digest: str | None) -> Mapping[str, Any] | 
             continue
         if not isinstance(attempt, dict):
             continue
-        readable = True
         if launch_digest in (None, (attempt.get("digests") or {}).get("launch")):
             return attempt
-    if readable:
-        return None
-    raise LeverbenchError("no readable attempt", where=str(path), cure="Delete the file.")
+    return None

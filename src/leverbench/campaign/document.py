@@ -38,6 +38,8 @@ def read_document(path: Path) -> Document:
         LeverbenchError: The file is missing, not UTF-8, not YAML, or says a key twice.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise LeverbenchError("not a file", where=str(path), cure="Name a YAML file.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise LeverbenchError(
@@ -53,7 +55,7 @@ def read_document(path: Path) -> Document:
         try:
             root = loader.get_single_node()
             if root is not None:
-                _note_lines(root, (), lines, str(path))
+                _note_lines(loader, root, (), lines, str(path))
             data = loader.construct_document(root) if root is not None else None
         finally:
             loader.dispose()
@@ -62,20 +64,32 @@ def read_document(path: Path) -> Document:
         line = f":{mark.line + 1}" if mark else ""
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
         raise LeverbenchError(f"not YAML: {problem}", where=f"{path}{line}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # A tag whose value is not of its kind, or a structure that holds itself.
+        raise LeverbenchError(f"not plain YAML: {error}", where=str(path)) from None
     return Document(str(path), data, lines)
 
 
+def key_text(key: object) -> str:
+    """Returns a key as text: ``1``, ``1.0`` and ``0x1`` are one key to YAML."""
+    return str(int(key) if isinstance(key, float) and key.is_integer() else key)
+
+
 def _note_lines(
-    node: yaml.Node, at: tuple[str, ...], lines: dict[tuple[str, ...], int], path: str
+    loader: yaml.SafeLoader,
+    node: yaml.Node,
+    at: tuple[str, ...],
+    lines: dict[tuple[str, ...], int],
+    path: str,
 ) -> None:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*at, str(index))] = item.start_mark.line + 1
-            _note_lines(item, (*at, str(index)), lines, path)
+            _note_lines(loader, item, (*at, str(index)), lines, path)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
-        here = (*at, str(key.value))
+        here = (*at, key_text(loader.construct_object(key, deep=True)))
         line = key.start_mark.line + 1
         if here in lines:
             raise LeverbenchError(
@@ -84,4 +98,4 @@ def _note_lines(
                 cure="Keep one: YAML would silently take the last.",
             )
         lines[here] = line
-        _note_lines(value, here, lines, path)
+        _note_lines(loader, value, here, lines, path)

@@ -1,18 +1,18 @@
 """Reads a campaign file: schema, overrides, inheritance, one lever a variant."""
 
-import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from leverbench.campaign.document import Document, read_document
+from leverbench.campaign.document import Document, key_text, read_document
 from leverbench.campaign.model import Campaign, Engine, Limits, Probe, Variant, Workload
 from leverbench.errors import LeverbenchError
 from leverbench.serving.secrets import is_secret_setting
@@ -48,7 +48,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
     """
     document = read_document(path)
     # YAML reads 1 and 1.0 as numbers; names and the ladder's keys are text, counts are whole.
-    document = replace(document, data=_normal(document.data))
+    document = replace(document, data=_normal(document, document.data))
     _check_schema(document)
     data = document.data
     for key, value in overrides.items():
@@ -86,8 +86,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
 
 
 def _check_schema(document: Document) -> None:
-    data = json.loads(json.dumps(document.data, default=str))
-    error = best_match(_validator().iter_errors(data))
+    error = best_match(_validator().iter_errors(document.data))
     if error is None:
         return
     keys = tuple(error.absolute_path)
@@ -101,6 +100,14 @@ def _check_schema(document: Document) -> None:
         )
     if error.parent is not None and error.parent.validator == "propertyNames":
         keys = (*keys, str(error.instance))
+    if error.instance is None and "object" in str(error.validator_value):
+        raise LeverbenchError(
+            f"{'.'.join(map(str, keys)) or 'the file'} is empty",
+            where=document.where(keys),
+            cure="Write {} for a variant that changes nothing."
+            if keys
+            else "See config/campaign.yaml.",
+        )
     name = ".".join(map(str, keys))
     description = error.schema.get("description") if isinstance(error.schema, dict) else None
     raise LeverbenchError(
@@ -110,18 +117,36 @@ def _check_schema(document: Document) -> None:
     )
 
 
-def _normal(value: Any, *, settings: bool = False) -> Any:
-    """Makes keys text, and whole numbers integers, except among an engine's settings."""
+def _normal(document: Document, value: Any, at: tuple[str, ...] = ()) -> Any:
+    """Makes keys text, and whole numbers integers, except among an engine's settings.
+
+    Raises:
+        LeverbenchError: Something that no record can hold, such as a date or a NaN.
+    """
+
+    def refuse(what: str) -> NoReturn:
+        raise LeverbenchError(
+            f"{'.'.join(at)}: {what}",
+            where=document.where(at),
+            cure="Text, finite numbers, true, false, null, lists and mappings can be recorded.",
+        )
+
     if isinstance(value, dict):
-        return {
-            str(key): _normal(item, settings=settings or key in ("args", "env"))
-            for key, item in value.items()
-        }
+        texts = {key_text(key): item for key, item in value.items()}
+        return {text: _normal(document, item, (*at, text)) for text, item in texts.items()}
     if isinstance(value, list):
-        return [_normal(item, settings=settings) for item in value]
-    if isinstance(value, float) and value.is_integer() and not settings:
-        return int(value)
-    return value
+        return [_normal(document, item, (*at, str(n))) for n, item in enumerate(value)]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            refuse(f"{value} is no finite number")
+        return int(value) if value.is_integer() and not {"args", "env"}.intersection(at) else value
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            refuse("a character that no command line can hold")
+        return value
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    refuse(f"a {type(value).__name__} cannot be recorded; quote it to make it text")
 
 
 def _ladder(document: Document) -> dict[int, int]:

@@ -73,8 +73,8 @@ def estimate_s(campaign: Campaign, history: Path) -> float | None:
     lacks one of them.
     """
     seconds: dict[str, list[float]] = {}
-    if history.exists():
-        for line in history.read_text().splitlines():
+    with suppress(OSError):
+        for line in history.read_bytes().splitlines():
             # A line may be torn, by a full disk or a kill.
             with suppress(ValueError, LookupError, TypeError):
                 entry = json.loads(line)

@@ -1,6 +1,7 @@
 """The engine's own word on a command line, asked once and kept."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ def check_arguments(several: Sequence[EngineSettings]) -> list[dict[str, Any] | 
     answers: dict[int, dict[str, Any] | LeverbenchError] = {}
     open_questions: dict[tuple[Any, ...], list[int]] = {}
     for index, settings in enumerate(several):
-        kept = _kept(settings)
-        if kept.exists():
-            answers[index] = records.read_record(kept)["fields"]
-        else:
+        # What is damaged is asked again: it is only a memory.
+        with suppress(LeverbenchError, KeyError):
+            answers[index] = records.read_record(_kept(settings))["fields"]
+        if index not in answers:
             interpreter = (settings.name, settings.python, settings.wrapper)
             open_questions.setdefault(interpreter, []).append(index)
     for indices in open_questions.values():

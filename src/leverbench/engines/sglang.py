@@ -152,10 +152,10 @@ class SGLang:
                 where=" ".join(command),
                 cure="Set engine.python and engine.wrapper in the campaign.",
             ) from None
-        if done.returncode != 0:
+        said = done.stdout.split()
+        if done.returncode != 0 or len(said) < 2:
             raise missing
-        version, digest = done.stdout.splitlines()[-1].split()
-        return EngineIdentity(self.name, version, digest)
+        return EngineIdentity(self.name, version=said[-2], digest=said[-1])
 
     def check_arguments(
         self, several: Sequence[EngineSettings], identity: EngineIdentity

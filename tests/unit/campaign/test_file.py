@@ -121,6 +121,17 @@ def test_overridden_sessions_win_over_a_variant_s_own(tmp_path):
         ("  a: {sessions: 0}\n", "c.yaml:6: variants.a.sessions: 0 is less than the minimum of 1"),
         ("  a: {}}\n", "c.yaml:6: not YAML"),
         ("  a: {env: {X: [1]}}\n", "variants.a.env.X: [1] is not of type"),
+        ('  "a\\n": {}\n', "does not match"),
+        (f"  {'a' * 65}: {{}}\n", "is too long"),
+        ("  a: {args: {x: .nan}}\n", "c.yaml:6: variants.a.args.x: nan is no finite number"),
+        ("  a: {args: {x: {y: .inf}}}\n", "variants.a.args.x.y: inf is no finite number"),
+        ("  a: {args: {x: 2024-01-01}}\n", "variants.a.args.x: a date cannot be recorded"),
+        ("  a: {args: {x: !!set {y}}}\n", "a set cannot be recorded"),
+        ('  a: {env: {X: "a\\0b"}}\n', "a character that no command line can hold"),
+        ("  1: {}\n  0x1: {}\n", "the key '0x1' stands twice (first in line 6)"),
+        ("  a: &a {from: *a}\n", "not plain YAML"),
+        ("  a: !!int abc\n", "not plain YAML"),
+        ("  a:\n", "c.yaml:6: variants.a is empty"),
         ("  a: {env: {HF_TOKEN: abc}}\n", "env.HF_TOKEN is a secret"),
         ("  a: {args: {api-key: abc}}\n", "args.api-key is a secret"),
     ],
@@ -139,6 +150,8 @@ def test_a_mistake_in_a_variant_is_one_message(tmp_path, variants, said):
         (HEAD.replace("campaign: small", "campaign: tuning"), "'tuning' is a reserved name"),
         (HEAD.replace("campaign: small", "campaign: 'a/b'"), "'a/b' does not match"),
         (HEAD + "ladder: {0: 1}\n", "'0' does not match"),
+        (HEAD + "ladder: {1: 4, 1.0: 8}\n", "the key '1.0' stands twice"),
+        (HEAD + "ladder: {1000000: 1}\n", "'1000000' does not match"),
         (HEAD + "ladder: {8: x}\n", "ladder.8: 'x' is not of type 'integer'"),
         (HEAD.replace("random-ids", "sharegpt"), "workloads.random.dataset: 'sharegpt'"),
         ("campaign: x\n", "'model' is a required property"),
@@ -190,3 +203,10 @@ def test_requests_outside_the_ladder_are_interpolated(tmp_path):
     head = HEAD + "ladder: {4: 4}\n"
     # Never fewer than twice the concurrency.
     assert load(tmp_path, "  a: {}\n", head).requests(8) == 16
+
+
+def test_what_is_no_file_is_one_message(tmp_path):
+    with pytest.raises(LeverbenchError, match="not a file"):
+        load_campaign(Path("/dev/null"), {}, family)
+    with pytest.raises(LeverbenchError, match="not a file"):
+        load_campaign(tmp_path, {}, family)
