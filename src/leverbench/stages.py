@@ -122,7 +122,9 @@ def gate(planned: Sequence[str], passed: str, log: str) -> None:
         for path in planned:
             record = records.read_record(Path(path))
             if record.get("outcome") not in ("ok", "measured"):
-                standing.append(f"{path}: {record.get('outcome')}: {record.get('detail')}")
+                # The first line: a failed start brings the end of the server's log along.
+                detail = str(record.get("detail")).partition("\n")[0]
+                standing.append(f"{path}: {record.get('outcome')}: {detail}")
         if standing:
             listed = "\n  ".join(standing)
             raise LeverbenchError(
