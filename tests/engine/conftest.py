@@ -22,6 +22,9 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
     project = copy_project(tmp_path_factory.mktemp("embedded"))
     began = time.monotonic()
     said = project.snakemake()
+    if said.returncode != 0 and list(project.path.glob("state/attempts/**/*.jsonl")):
+        # A shared machine can void a point twice; then the next run measures it.
+        said = project.snakemake()
     return Embedded(project, said.returncode, said.stdout, time.monotonic() - began)
 
 

@@ -10,7 +10,7 @@ from leverbench.load.window import Failure, Window
 # server alone. A single stall of a shared machine stays below it in a window of seconds.
 MAX_MEAN_LAG_SHARE_OF_TPOT = 0.20
 # Below this, lateness is the scheduler's and the timer's (1 ms resolution), not the client's.
-MIN_CLIENT_BOUND_LAG_MS = 1.0
+MIN_CLIENT_BOUND_LAG_MS = 2.0
 MIN_DELIVERED_SHARE = 0.95
 MAX_STRANGERS_CPU_SHARE = 0.20
 
@@ -46,7 +46,7 @@ class InvalidSpec:
 
 INVALID: Mapping[InvalidReason, InvalidSpec] = {
     InvalidReason.CLIENT_BOUND: InvalidSpec(
-        "the client's event loop was late by over 20% of the mean TPOT, and over 1 ms, on average",
+        "the client's event loop was late by over 20% of the mean TPOT, and over 2 ms, on average",
         True,
     ),
     InvalidReason.CONCURRENCY_NOT_DELIVERED: InvalidSpec(
