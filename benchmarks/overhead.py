@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from leverbench.serving.processes import SERVER_MARK
+from leverbench.serving.processes import KEEPER_MARK, SERVER_MARK, descendants, marked
 
 PROJECT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "workflow", "config", "profiles", "envs")
@@ -100,7 +100,9 @@ def necessary_s(project: Path, run_dir: Path) -> dict[str, float]:
 def pipeline_pss_bytes(root: int, run_dir: Path) -> int:
     """Returns the PSS of the run's processes, without engine and training."""
     total = 0
-    for pid in [root, *_descendants(root), *_keepers(run_dir)]:
+    # A keeper is below the job that launched it until that ends: each process counts once.
+    kept = [process.pid for found in marked(KEEPER_MARK, run_dir).values() for process in found]
+    for pid in {root, *(process.pid for process in descendants(root)), *kept}:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             if f"{SERVER_MARK}=".encode() in Path(f"/proc/{pid}/environ").read_bytes() or any(
@@ -113,30 +115,6 @@ def pipeline_pss_bytes(root: int, run_dir: Path) -> int:
         except (OSError, ValueError):
             continue
     return total
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = [int(word) for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *_descendants(child)]
-    return found
-
-
-def _keepers(run_dir: Path) -> list[int]:
-    """Keeper and guardian of each device: they are not below the run's process."""
-    pids: list[int] = []
-    for path in run_dir.glob("*.json"):
-        try:
-            state = json.loads(path.read_text())
-            pids += [state["keeper"][0], state["guardian"][0]]
-        except (OSError, ValueError, KeyError):
-            continue
-    return pids
 
 
 if __name__ == "__main__":
