@@ -17,6 +17,7 @@ include: "workflow/rules/plan.smk"
 include: "workflow/rules/build.smk"
 include: "workflow/rules/serve.smk"
 include: "workflow/rules/bench.smk"
+include: "workflow/rules/profile.smk"
 include: "workflow/rules/analyse.smk"
 include: "workflow/rules/report.smk"
 

@@ -1,29 +1,43 @@
 """A project directory and the campaign that a Snakemake run in it is about."""
 
+import shutil
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from leverbench import records
-from leverbench.campaign.file import load_campaign
+from leverbench.campaign.file import RUN_KEYS, load_campaign
 from leverbench.campaign.model import Campaign
-from leverbench.campaign.plan import HISTORY, describe, order_of, plan_record
+from leverbench.campaign.order import Session
+from leverbench.campaign.plan import HISTORY, describe, plan_record, planned_order
+from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
-from leverbench.engines.arguments import check_arguments
+from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
 from leverbench.models.files import model_facts
-from leverbench.serving.machine import require_gpus
-from leverbench.serving.owner import clear_stale_lock, hold_owner, stop_now, take_turn
+from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.serving.failures import RECOVERABLE
+from leverbench.serving.machine import machine_fingerprint, require_gpus
+from leverbench.serving.owner import (
+    clear_stale_lock,
+    hold_owner,
+    is_dry_run,
+    stop_now,
+    take_turn,
+)
 
 DEFAULT_CAMPAIGN = "config/campaign.yaml"
 # Keys of `--config` that leverbench reads; a misspelt one would be silently ignored.
-_CONFIG_KEYS = ("campaign", "sessions", "only")
-
+_CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 
 # Rules whose jobs need the engine, the model and the machine to themselves.
-_MEASURING = frozenset({"serve", "bench"})
+_MEASURING = frozenset({"serve", "bench", "profile"})
+# What a run measures again is kept here, by path and launch.
+_SUPERSEDED = Path("state/superseded")
 
 
 @dataclass(frozen=True)
@@ -35,22 +49,25 @@ class Project:
         campaign: The resolved campaign.
         plan: The plan's record.
         only: The variants whose points this run is narrowed to, or all.
+        order: The sessions in the order they are run.
+        config: What ``--config`` gave.
     """
 
     directory: Path
     campaign: Campaign
     plan: Mapping[str, Any]
     only: tuple[str, ...]
-    _ranks: dict[tuple[str, int], int] = field(repr=False)
+    order: Sequence[Session]
+    config: Mapping[str, Any]
 
-    def session_records(self, variants: tuple[str, ...] | None = None) -> list[str]:
+    def session_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned session's record."""
         return [
             f"results/{self.campaign.name}/{variant}/s{session}/server.json"
             for variant, session in self._sessions(variants)
         ]
 
-    def point_records(self, variants: tuple[str, ...] | None = None) -> list[str]:
+    def point_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned point's record."""
         return [
             f"results/{self.campaign.name}/{variant}/s{session}/{workload}/c{concurrency}.json"
@@ -58,6 +75,41 @@ class Project:
             for workload in self.campaign.workloads
             for concurrency in self.campaign.ladder
         ]
+
+    def profile_records(self, variants: Collection[str] = ()) -> list[str]:
+        """Returns the path of each planned profile's record."""
+        return [
+            f"results/{self.campaign.name}/{variant}/profile/{workload}/c{concurrency}/summary.json"
+            for variant in variants or tuple(self.campaign.variants)
+            for workload in self.campaign.workloads
+            for concurrency in self.campaign.profile.concurrency
+        ]
+
+    def records_of(self, variant: str, session: int) -> list[str]:
+        """Returns all records that a session makes: its own, its points', its profiles'."""
+        folder = f"results/{self.campaign.name}/{variant}/s{session}"
+        points = [
+            f"{folder}/{workload}/c{concurrency}.json"
+            for workload in self.campaign.workloads
+            for concurrency in self.campaign.ladder
+        ]
+        profiles = self.profile_records((variant,)) if self.is_profiled(variant, session) else []
+        return [f"{folder}/server.json", *points, *profiles]
+
+    def markers(self) -> list[str]:
+        """Returns the marker of each planned session, for runs of one job a session."""
+        return [
+            f"state/sessions/{self.campaign.name}/{variant}/s{session}"
+            for variant, session in self._sessions(self.only)
+        ]
+
+    def is_profiled(self, variant: str, session: int) -> bool:
+        """Returns whether a variant's profiles are taken in this session: its first one."""
+        return session == self.first_session(variant)
+
+    def first_session(self, variant: str) -> int:
+        """Returns the number of a variant's first session."""
+        return min(number for name, number in self.order if name == variant)
 
     def measured_records(self) -> list[str]:
         """Returns the planned points, and those beside them at concurrencies outside the ladder."""
@@ -69,14 +121,50 @@ class Project:
     def targets(self) -> list[str]:
         """Returns the files that a whole run makes.
 
-        With ``only`` the points of those variants; else also analysis, report and gate, which
-        passes once and then has nothing to do.
+        With ``only`` the points and profiles of those variants; else also analysis, report and
+        gate, which passes once and then has nothing to do.
         """
+        if self.campaign.execution == "session":
+            finish = f"state/sessions/{self.campaign.name}/finished"
+            return self.markers() if self.only else [*self.markers(), finish]
         plan = f"results/{self.campaign.name}/plan.json"
         if self.only:
-            return [plan, *self.point_records(self.only)]
+            return [plan, *self.point_records(self.only), *self.profile_records(self.only)]
         report = f"reports/{self.campaign.name}/index.html"
-        return [plan, *self.point_records(), report, f"state/gate/{self.campaign.name}"]
+        gate = f"state/gate/{self.campaign.name}"
+        return [plan, *self.point_records(), *self.profile_records(), report, gate]
+
+    def forced(self, asked: Collection[str]) -> set[str]:
+        """Returns what is made again although its inputs are what they were.
+
+        Sessions that did not start, or needed recovery, where the campaign's recovery steps have
+        changed; what ``remeasure`` and ``on_environment_change: remeasure`` name; and, where one
+        job is one session, sessions that lack a record.
+
+        Args:
+            asked: The files that the run was asked for; empty for all.
+        """
+        found: set[str] = set()
+        for variant, session in self._sessions(self.only):
+            own, *measured = self.records_of(variant, session)
+            if not Path(own).exists():
+                continue
+            record = records.read_record(Path(own))
+            if self._recovers_otherwise(record) or self._is_outdated(record):
+                found.add(own)
+            elif self.campaign.remeasure == "protocol":
+                existing = [path for path in measured if Path(path).exists()]
+                found |= {p for p in existing if self._is_outdated(records.read_record(Path(p)))}
+        if self.campaign.on_environment_change == "remeasure":
+            found |= {str(_session_record(path)) for path in self._environment_changes()}
+        if self.campaign.execution == "session":
+            found = {
+                marker
+                for marker, session in zip(self.markers(), self._sessions(self.only), strict=True)
+                if found.intersection(made := self.records_of(*session))
+                or not all(Path(path).exists() for path in made)
+            }
+        return found.intersection(asked) if asked else found
 
     def model_manifest(self) -> list[str]:
         """Returns the manifest of a model that the workflow makes, or nothing."""
@@ -92,52 +180,68 @@ class Project:
         """Returns a job's priority: session by session in the plan's order.
 
         Inside a session the launch comes first (no workload), then the points by workload and
-        rising concurrency.
+        rising concurrency, then the profiles.
         """
         workloads, ladder = list(self.campaign.workloads), list(self.campaign.ladder)
-        width = len(workloads) * (len(ladder) + 1) + 1
         step = 0
         if workload is not None and concurrency is not None:
             below = sum(c < concurrency for c in ladder)
             step = 1 + workloads.index(workload) * (len(ladder) + 1) + below
+        return self._begin_rank(variant, session) - step
+
+    def profile_rank(self, variant: str) -> int:
+        """Returns the priority of a variant's profiles: after the points of their session."""
+        first = self._begin_rank(variant, self.first_session(variant))
+        return first - len(self.campaign.workloads) * (len(self.campaign.ladder) + 1) - 1
+
+    def _begin_rank(self, variant: str, session: int) -> int:
+        width = len(self.campaign.workloads) * (len(self.campaign.ladder) + 1) + 2
         place = self._ranks.get((variant, session), len(self._ranks))
-        return (len(self._ranks) - place + 1) * width - step
+        return (len(self._ranks) - place + 1) * width
+
+    @cached_property
+    def _ranks(self) -> dict[Session, int]:
+        return {session: place for place, session in enumerate(self.order)}
 
     def require_session(self, variant: str, session: int) -> None:
         """Ends the run with a message where a session is asked for that is not planned."""
-        planned = self.campaign.variants[variant].sessions
-        if session > planned:
+        planned = [number for name, number in self.order if name == variant]
+        if session not in planned:
+            numbers = ", ".join(map(str, planned))
             _exit(
                 LeverbenchError(
-                    f"session {session} of {variant} is not planned (it has {planned})",
+                    f"session {session} of {variant} is not planned (it has {numbers})",
                     where=self.campaign.file,
-                    cure=f"Ask for it with --config sessions={session}.",
+                    cure="Ask for more with --config sessions=NUMBER.",
                 )
             )
 
-    def begin(self, jobs: Collection[str]) -> None:
+    def begin(self, jobs: Mapping[str, Sequence[str]]) -> None:
         """Checks everything that can be checked, before machine time is spent.
 
-        Then waits until no other campaign measures on this machine. A run that only renders
-        needs neither engine nor model nor the machine's turn.
+        Then waits until no other campaign measures on this machine, and keeps a copy of what is
+        measured again. A run that only renders needs neither engine nor model nor the machine's
+        turn.
 
         Args:
-            jobs: Names of the rules that this run has jobs of.
+            jobs: The outputs of the jobs that this run has, by rule.
         """
         if not _MEASURING.intersection(jobs):
             return
         try:
             self._require_own_results()
             preflight(self.campaign, self.directory)
+            self._require_same_environment()
         except LeverbenchError as error:
             _exit(error)
         print(self.describe(), file=sys.stderr, flush=True)
         take_turn(self.directory)
+        _keep_superseded([Path(path) for rule in _MEASURING for path in jobs.get(rule, ())])
 
     def describe(self) -> str:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
-        return describe(self.campaign, self.directory / HISTORY, measured)
+        return describe(self.campaign, self.order, self.directory / HISTORY, measured)
 
     def end(self) -> None:
         """Ends the server that this run kept."""
@@ -179,9 +283,69 @@ class Project:
                 cure=f"Rename one of them, or remove {path} if {other} was moved here.",
             )
 
-    def _sessions(self, variants: tuple[str, ...] | None) -> list[tuple[str, int]]:
+    def _sessions(self, variants: Collection[str] = ()) -> list[Session]:
         chosen = variants or tuple(self.campaign.variants)
-        return [session for session in self._ranks if session[0] in chosen]
+        return [session for session in self.order if session[0] in chosen]
+
+    def _recovers_otherwise(self, record: Mapping[str, Any]) -> bool:
+        """Whether a session's end or settings may be others with the present recovery steps."""
+        concerned = record["outcome"] in RECOVERABLE or record.get("recovery")
+        offered = patience(self.campaign).recovery_digest
+        return bool(concerned) and record.get("recovery_offered") != offered
+
+    def _is_outdated(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record is of an older protocol, and such are to be made again."""
+        return (
+            self.campaign.remeasure == "protocol"
+            and record.get("protocol", PROTOCOL_VERSION) < PROTOCOL_VERSION
+        )
+
+    def _environment_changes(self) -> dict[str, list[str]]:
+        """Returns, by path of a valid point, what of its environment is another today."""
+        if self.campaign.attached:
+            return {}
+        present: dict[str, dict[str, Any]] = {}
+        changed = {}
+        for variant, session in self.order:
+            for path in self.records_of(variant, session):
+                record = records.read_record(Path(path)) if Path(path).exists() else {}
+                if not record.get("valid"):
+                    continue
+                if variant not in present:
+                    present[variant] = self._environment(variant)
+                then = {**(record.get("machine") or {}), **(record.get("digests") or {})}
+                other = [
+                    _changed(name, then[name], now)
+                    for name, now in present[variant].items()
+                    if name in then and then[name] != now
+                ]
+                if other:
+                    changed[path] = other
+        return changed
+
+    def _environment(self, variant: str) -> dict[str, Any]:
+        """Returns what of this machine must be what it was, by the names that records use."""
+        model = Path(self.campaign.model_path or "")
+        found: dict[str, Any] = dict(machine_fingerprint(self.campaign.devices))
+        found["engine"] = identify(self.campaign.variants[variant].engine).digest
+        if (model / "config.json").exists():
+            found["model"] = model_facts(model).digest
+        return found
+
+    def _require_same_environment(self) -> None:
+        if self.campaign.on_environment_change != "error":
+            return
+        changed = self._environment_changes()
+        if changed:
+            what = "; ".join(dict.fromkeys(text for texts in changed.values() for text in texts))
+            raise LeverbenchError(
+                f"{len(changed)} points were measured under other conditions: {what}",
+                where=self.campaign.file,
+                cure=(
+                    "Choose with --config on_environment_change=remeasure (their sessions are"
+                    " measured again) or =separate (they stay, and are not pooled with new ones)."
+                ),
+            )
 
 
 def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
@@ -192,7 +356,7 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
 
     Args:
         directory: The working directory of the run.
-        config: What ``--config`` gave: ``campaign``, ``sessions``, ``only``.
+        config: What ``--config`` gave: ``campaign``, ``sessions``, ``only`` and `RUN_KEYS`.
     """
     try:
         project = read_project(directory, config)
@@ -200,6 +364,9 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
         clear_stale_lock(directory)
     except LeverbenchError as error:
         _exit(error)
+    if is_dry_run():
+        for lacking in missing(project.campaign, directory):
+            print(f"leverbench: a run would stop: {lacking}", file=sys.stderr, flush=True)
     return project
 
 
@@ -216,7 +383,7 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
             raise LeverbenchError(
                 f"--config {key}=... is unknown", cure=f"Known: {', '.join(_CONFIG_KEYS)}."
             )
-    overrides = {key: config[key] for key in ("sessions",) if key in config}
+    overrides = {key: config[key] for key in ("sessions", *RUN_KEYS) if key in config}
     file = Path(str(config.get("campaign", DEFAULT_CAMPAIGN)))
     campaign = load_campaign(
         file, overrides, lambda engine, key: get_engine(engine).lever_family(key)
@@ -229,12 +396,12 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
                 where=campaign.file,
                 cure=f"Variants are: {', '.join(campaign.variants)}.",
             )
-    ranks = {session: place for place, session in enumerate(order_of(campaign))}
-    return Project(directory, campaign, plan_record(campaign), only, ranks)
+    order = planned_order(campaign, directory / "results" / campaign.name)
+    return Project(directory, campaign, plan_record(campaign, order), only, order, dict(config))
 
 
 def preflight(campaign: Campaign, directory: Path) -> None:
-    """Checks model, devices and each variant's arguments.
+    """Checks model, devices, engine and each variant's arguments, recovery steps included.
 
     The answers of the engine's parser are kept in ``state/arguments/``, by the engine's digest
     and the command line, so that they cost seconds once.
@@ -242,15 +409,87 @@ def preflight(campaign: Campaign, directory: Path) -> None:
     Raises:
         LeverbenchError: What is missing or refused, and the cure.
     """
-    if campaign.prepare is None:
-        model_facts(directory / campaign.model_path)
-    require_gpus(campaign.gpus)
-    variants = list(campaign.variants.values())
-    answers = check_arguments([variant.engine for variant in variants])
-    for variant, answer in zip(variants, answers, strict=True):
+    lacking = next(missing(campaign, directory), None)
+    if lacking is not None:
+        raise lacking
+    if campaign.attached:
+        return
+    servers = {
+        f"variant {name}{suffix}": launch.engine
+        for name in campaign.variants
+        for suffix, launch in _launches(campaign, name)
+    }
+    answers = check_arguments(list(servers.values()))
+    for name, answer in zip(servers, answers, strict=True):
         if isinstance(answer, LeverbenchError):
-            where = f"{campaign.file}: variant {variant.name}"
+            where = f"{campaign.file}: {name}"
             raise LeverbenchError(answer.what, where=where, cure=answer.cure)
+
+
+def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
+    """Yields what a run of the campaign lacks on this machine, cheaply found."""
+    if campaign.attached:
+        return
+    try:
+        require_gpus(campaign.gpus, campaign.device)
+    except LeverbenchError as error:
+        yield error
+    for variant in campaign.variants.values():
+        if variant.engine.tuned:
+            yield LeverbenchError(
+                f"variant {variant.name}: this version makes no tuned files"
+                f" ({', '.join(variant.engine.tuned)})",
+                where=campaign.file,
+                cure="Remove tuned: to measure the rest.",
+            )
+    try:
+        if campaign.prepare is None and campaign.model_path is not None:
+            model_facts(directory / campaign.model_path)
+    except LeverbenchError as error:
+        yield error
+    # Each interpreter is asked once, whatever its number of variants.
+    engines = {(v.engine.python, v.engine.wrapper, v.engine.version): v.engine for v in campaign.variants.values()}
+    for engine in engines.values():
+        try:
+            installed = identify(engine).version
+        except LeverbenchError as error:
+            yield error
+            continue
+        if engine.version not in (None, installed):
+            yield LeverbenchError(
+                f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
+                where=campaign.file,
+                cure="Name an interpreter that has it with engine.python, or change engine.version.",
+            )
+
+
+def _launches(campaign: Campaign, variant: str) -> Iterator[tuple[str, Launch]]:
+    """Yields a variant's launch, and what recovery can make of it."""
+    launch = launch_slice(campaign, variant, 1)
+    yield "", launch
+    for cause, steps in campaign.recovery.items():
+        for number in range(len(steps)):
+            yield f", step {number + 1} from {cause}", launch.recovered(steps[: number + 1])
+
+
+def _keep_superseded(outputs: Iterable[Path]) -> None:
+    """Keeps what exists of the files that a run makes again: Snakemake removes it first."""
+    for path in outputs:
+        if path.is_file() and path.suffix in (".json", ".parquet"):
+            when = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%SZ")
+            kept = _SUPERSEDED / path.parent / f"{path.stem}.{when}{path.suffix}"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, kept)
+
+
+def _session_record(point: str) -> Path:
+    """Returns the record of a point's session."""
+    return Path(point).parents[1] / "server.json"
+
+
+def _changed(name: str, then: Any, now: Any) -> str:
+    # A digest says nothing to people.
+    return f"another {name}" if name in ("engine", "model") else f"{name} {then} is now {now}"
 
 
 def package_sources(*folders: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
-from leverbench.campaign.slices import Timeouts
+from leverbench.campaign.slices import Patience
 from leverbench.errors import LeverbenchError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -46,10 +46,6 @@ def _stage(log: str) -> Iterator[None]:
             path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n")
 
 
-def _timeouts(resources: Mapping[str, Any]) -> Timeouts:
-    return Timeouts(resources["start_timeout_s"], resources["request_timeout_s"])
-
-
 def write_plan(plan: Mapping[str, Any], record: str, log: str) -> None:
     """Writes the plan's record."""
     with _stage(log):
@@ -73,7 +69,7 @@ def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], 
     with _stage(log):
         from leverbench.serving import session
 
-        session.serve(launch, _timeouts(resources), Path(record))
+        session.serve(launch, Patience.from_resources(resources), Path(record))
 
 
 def bench(
@@ -90,7 +86,24 @@ def bench(
         from leverbench.load import point as measuring
 
         paths = (Path(session), Path(record), Path(requests))
-        measuring.bench(launch, point, _timeouts(resources), *paths)
+        measuring.bench(launch, point, Patience.from_resources(resources), *paths)
+
+
+def profile(
+    launch: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    session: str,
+    summary: str,
+    kernels: str,
+    resources: Mapping[str, Any],
+    log: str,
+) -> None:
+    """Profiles a session's server under load."""
+    with _stage(log):
+        from leverbench.profiling import capture
+
+        paths = (Path(session), Path(summary), Path(kernels))
+        capture.profile(launch, profile, Patience.from_resources(resources), *paths)
 
 
 def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) -> None:
@@ -118,10 +131,12 @@ def report(plan: str, measurements: str, html: str, findings: str, figures: str,
 def gate(planned: Sequence[str], passed: str, log: str) -> None:
     """Fails while a failure that would come again stands."""
     with _stage(log):
+        from leverbench.serving.failures import SUCCESSES
+
         standing = []
         for path in planned:
             record = records.read_record(Path(path))
-            if record.get("outcome") not in ("ok", "measured"):
+            if record.get("outcome") not in SUCCESSES:
                 # The first line: a failed start brings the end of the server's log along.
                 detail = str(record.get("detail")).partition("\n")[0]
                 standing.append(f"{path}: {record.get('outcome')}: {detail}")

@@ -12,9 +12,7 @@ rule bench:
     threads: workflow.cores
     resources:
         measure=1,
-        # Not params: patience changes no figure, so that more of it measures nothing again.
-        start_timeout_s=CAMPAIGN.limits.start_timeout_s,
-        request_timeout_s=CAMPAIGN.limits.request_timeout_s,
+        **PATIENCE,
     params:
         launch=launch_params,
         point=point_params,

@@ -1,12 +1,30 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
+import dataclasses
 from pathlib import Path
 
 from leverbench import project
-from leverbench.campaign.slices import launch_slice, point_slice
+from leverbench.campaign.slices import (
+    launch_slice,
+    patience,
+    point_slice,
+    profile_slice,
+)
 
 RUN = project.open_project(Path.cwd(), config)
 CAMPAIGN = RUN.campaign
+# Not params: patience changes no figure, so that more of it measures nothing again.
+PATIENCE = patience(CAMPAIGN).as_resources()
+
+# What is asked for again although no input has changed; a job's own process has a target already.
+if not workflow.dag_settings.target_jobs:
+    workflow.dag_settings = dataclasses.replace(
+        workflow.dag_settings,
+        forcerun={
+            *workflow.dag_settings.forcerun,
+            *RUN.forced(workflow.dag_settings.targets),
+        },
+    )
 
 
 wildcard_constraints:
@@ -33,6 +51,30 @@ def point_params(wildcards):
     return point_slice(
         CAMPAIGN, wildcards.workload, int(wildcards.concurrency)
     ).as_params()
+
+
+def profile_params(wildcards):
+    """Returns what one profile depends on besides its server."""
+    return profile_slice(
+        CAMPAIGN, wildcards.workload, int(wildcards.concurrency)
+    ).as_params()
+
+
+def first_session_params(wildcards):
+    """Returns what the server of a variant's first session depends on."""
+    session = RUN.first_session(wildcards.variant)
+    return launch_slice(CAMPAIGN, wildcards.variant, session).as_params()
+
+
+def first_session(wildcards):
+    """Returns the record of a variant's first session."""
+    session = RUN.first_session(wildcards.variant)
+    return f"results/{wildcards.campaign}/{wildcards.variant}/s{session}/server.json"
+
+
+def profile_rank(wildcards):
+    """Returns a profile's priority: after the points of its session."""
+    return RUN.profile_rank(wildcards.variant)
 
 
 def model_input(wildcards):
@@ -62,7 +104,10 @@ def package_sources(*modules):
 
 def begin_run():
     """Checks what can be checked before machine time is spent, and waits for the machine."""
-    RUN.begin({job.rule.name for job in workflow.dag.needrun_jobs()})
+    jobs = {}
+    for job in workflow.dag.needrun_jobs():
+        jobs.setdefault(job.rule.name, []).extend(map(str, job.output))
+    RUN.begin(jobs)
 
 
 def end_run(failed=False):

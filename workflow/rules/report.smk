@@ -2,6 +2,7 @@ rule report:
     input:
         plan="results/{campaign}/plan.json",
         measurements="results/{campaign}/analysis/measurements.parquet",
+        profiles=RUN.profile_records(),
         code=package_sources("analysis", "report"),
     output:
         html="reports/{campaign}/index.html",
@@ -26,6 +27,6 @@ rule gate:
     conda:
         "../../envs/leverbench.yaml"
     params:
-        records=RUN.session_records() + RUN.point_records(),
+        records=RUN.session_records() + RUN.point_records() + RUN.profile_records(),
     script:
         "../scripts/gate.py"

@@ -8,22 +8,52 @@ ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Attach:
+    """A server that others started, and what may be done with it.
+
+    Attributes:
+        url: Its address, without a final slash.
+        api: ``native`` (the engine's own endpoints) or ``openai`` (``/v1/completions``).
+        key_variable: Environment variable that holds the server's API key.
+        flush_cache: Whether its prefix cache may be emptied.
+    """
+
+    url: str
+    api: str = "native"
+    key_variable: str = "LEVERBENCH_API_KEY"
+    flush_cache: bool = False
+
+
+@dataclass(frozen=True)
 class Engine:
     """A server's settings.
 
     Attributes:
         name: Which engine implementation launches it.
+        version: The version that the campaign names, or None for whichever is installed.
         python: Its interpreter; None is the one that runs leverbench.
         wrapper: Words before the command.
         args: Arguments without the leading dashes.
         env: Environment added to the server's.
+        tuned: Names of the kernels whose tuned files it is served.
+        attach: The running server in place of a launch, or None.
     """
 
     name: str
+    version: str | None
     python: str | None
     wrapper: tuple[str, ...]
     args: Mapping[str, ArgValue]
     env: Mapping[str, str]
+    tuned: tuple[str, ...] = ()
+    attach: Attach | None = None
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> "Engine":
+        """Rebuilds the settings from plain values, as `dataclasses.asdict` gives them."""
+        attach = params["attach"]
+        lists = {name: tuple(params[name]) for name in ("wrapper", "tuned")}
+        return cls(**{**params, **lists, "attach": Attach(**attach) if attach else None})
 
 
 @dataclass(frozen=True)
@@ -36,9 +66,10 @@ class Variant:
         levers: Names of what differs.
         confounded: More than one lever differs.
         control: ``a-a`` for a variant that differs in nothing, else None.
-        sessions: How often its server is launched.
+        sessions: How many launches of its server it asks for.
         engine: The resolved settings.
         delta: What differs from the parent: ``{"args.dtype": [old, new]}``.
+        cross: The two variants whose levers it combines, its parent first; else empty.
     """
 
     name: str
@@ -49,6 +80,23 @@ class Variant:
     sessions: int
     engine: Engine
     delta: Mapping[str, tuple[Any, Any]]
+    cross: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is profiled, once a variant: at which concurrencies, and how many decode steps."""
+
+    concurrency: tuple[int, ...] = (16,)
+    steps: int = 5
+
+
+@dataclass(frozen=True)
+class RecoveryStep:
+    """Settings that are changed, on top of the steps before, when a server does not start."""
+
+    args: Mapping[str, ArgValue | None]
+    env: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -90,32 +138,52 @@ class Campaign:
         file: The file that it was read from.
         description: A sentence for the report, or None.
         target_output_tok_per_s: What the user needs, or None.
-        model_path: Folder of the model, as written in the file.
+        model_path: Folder of the model, as written in the file; None where a server is attached
+            and the file names none.
+        token_ids: First and last token id that prompts are drawn from, where the file says so.
         prepare: How the workflow makes the model, or None.
         gpus: GPUs of one server; 0 is the CPU.
+        device: What the GPUs are called, where the file says so.
         variants: By name, in the file's order.
         workloads: By name.
         ladder: Requests by concurrency.
         seed: Seeds prompts and order.
         probe: The question asked before and after each point.
         limits: Bounds of the measurement.
-        overrides: What the command line changed.
+        profile: What is profiled.
+        recovery: By cause of a failed start, what is changed step by step.
+        execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
+        remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).
+        on_environment_change: ``error``, ``remeasure`` or ``separate``.
+        overrides: What the command line changed in the plan.
     """
 
     name: str
     file: str
     description: str | None
     target_output_tok_per_s: float | None
-    model_path: str
+    model_path: str | None
+    token_ids: tuple[int, int] | None
     prepare: str | None
     gpus: int
+    device: str | None
     variants: Mapping[str, Variant]
     workloads: Mapping[str, Workload]
     ladder: Mapping[int, int]
     seed: int
     probe: Probe
     limits: Limits
+    profile: Profile
+    recovery: Mapping[str, tuple[RecoveryStep, ...]]
+    execution: str
+    remeasure: str
+    on_environment_change: str
     overrides: Mapping[str, Any]
+
+    @property
+    def attached(self) -> bool:
+        """Whether others started the servers; then none is launched."""
+        return any(variant.engine.attach for variant in self.variants.values())
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -2,15 +2,16 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from leverbench.campaign.model import Campaign
-from leverbench.campaign.order import session_order
+from leverbench.campaign.model import Campaign, RecoveryStep
+from leverbench.campaign.order import Session, session_order
 from leverbench.protocol import PROTOCOL_VERSION
-from leverbench.records import append_line
+from leverbench.records import append_line, read_record
 
 # How long launches and points took in this project, one JSON line each.
 HISTORY = Path("state/history.jsonl")
@@ -23,13 +24,31 @@ def note_history(what: str, seconds: float) -> None:
         append_line(HISTORY, {"what": what, "seconds": seconds})
 
 
-def order_of(campaign: Campaign) -> list[tuple[str, int]]:
-    """Returns the campaign's sessions in the order they are run."""
+def planned_order(campaign: Campaign, results: Path) -> list[Session]:
+    """Returns the campaign's sessions in the order they are run.
+
+    What an earlier plan of the same file had begun keeps its place: see `session_order`.
+
+    Args:
+        campaign: The resolved campaign.
+        results: The campaign's folder of results, which need not exist.
+
+    Raises:
+        LeverbenchError: The earlier plan is damaged.
+    """
+    begun: list[Session] = []
+    if (results / "plan.json").exists():
+        plan = read_record(results / "plan.json")
+        if plan.get("file") == campaign.file:
+            order = [(str(variant), int(number)) for variant, number in plan.get("order", ())]
+            measured = [n for v, n in order if (results / v / f"s{n}" / "server.json").exists()]
+            begun = [(v, n) for v, n in order if n <= max(measured, default=0)]
     sessions = {name: variant.sessions for name, variant in campaign.variants.items()}
-    return session_order(sessions, campaign.seed)
+    parents = {name: variant.parent for name, variant in campaign.variants.items()}
+    return session_order(sessions, parents, campaign.seed, begun)
 
 
-def plan_record(campaign: Campaign) -> dict[str, Any]:
+def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
     """Returns `plan.json`: the resolved campaign, without estimates or narrowed targets."""
     return {
         "kind": "plan",
@@ -42,12 +61,21 @@ def plan_record(campaign: Campaign) -> dict[str, Any]:
             if campaign.target_output_tok_per_s is None
             else {"output_tok_per_s": campaign.target_output_tok_per_s}
         ),
-        "model": {"path": campaign.model_path, "prepare": campaign.prepare},
-        "devices": list(campaign.devices),
+        "model": {
+            "path": campaign.model_path,
+            "prepare": campaign.prepare,
+            "token_ids": list(campaign.token_ids) if campaign.token_ids else None,
+        },
+        "devices": ["attached"] if campaign.attached else list(campaign.devices),
+        "device": campaign.device,
         "protocol": PROTOCOL_VERSION,
         "seed": campaign.seed,
         "probe": asdict(campaign.probe),
         "limits": asdict(campaign.limits),
+        "profile": {**asdict(campaign.profile), "concurrency": list(campaign.profile.concurrency)},
+        "recovery": {
+            cause: [asdict(step) for step in steps] for cause, steps in campaign.recovery.items()
+        },
         "workloads": {name: asdict(workload) for name, workload in campaign.workloads.items()},
         "ladder": {str(c): requests for c, requests in campaign.ladder.items()},
         "variants": {
@@ -59,18 +87,19 @@ def plan_record(campaign: Campaign) -> dict[str, Any]:
                 "sessions": variant.sessions,
                 "engine": asdict(variant.engine),
                 "delta": {key: list(change) for key, change in variant.delta.items()},
+                "cross": list(variant.cross),
             }
             for name, variant in campaign.variants.items()
         },
-        "order": [list(session) for session in order_of(campaign)],
+        "order": [list(session) for session in order],
     }
 
 
-def estimate_s(campaign: Campaign, history: Path) -> float | None:
+def estimate_s(campaign: Campaign, order: Sequence[Session], history: Path) -> float | None:
     """Estimates a whole campaign from this project's own history, in seconds.
 
-    Medians of earlier launches and, by concurrency, of earlier points; None where the history
-    lacks one of them.
+    Medians of earlier launches, of earlier points by concurrency, and of earlier profiles; None
+    where the history lacks one of them.
     """
     seconds: dict[str, list[float]] = {}
     with suppress(OSError):
@@ -79,19 +108,21 @@ def estimate_s(campaign: Campaign, history: Path) -> float | None:
             with suppress(ValueError, LookupError, TypeError):
                 entry = json.loads(line)
                 seconds.setdefault(entry["what"], []).append(float(entry["seconds"]))
-    needed = ["launch", *(f"point c{c}" for c in campaign.ladder)]
+    profiles = len(campaign.variants) * len(campaign.workloads) * len(campaign.profile.concurrency)
+    needed = ["launch", *(f"point c{c}" for c in campaign.ladder), *(["profile"] * bool(profiles))]
     if any(what not in seconds for what in needed):
         return None
     median = {what: statistics.median(values) for what, values in seconds.items()}
     points = sum(median[f"point c{c}"] for c in campaign.ladder) * len(campaign.workloads)
-    return len(order_of(campaign)) * (median["launch"] + points)
+    return len(order) * (median["launch"] + points) + profiles * median.get("profile", 0.0)
 
 
-def describe(campaign: Campaign, history: Path, measured: int) -> str:
+def describe(campaign: Campaign, order: Sequence[Session], history: Path, measured: int) -> str:
     """Returns the plan as text: variants, deltas, order, jobs and estimated time.
 
     Args:
         campaign: The resolved campaign.
+        order: Its sessions in the order they are run.
         history: This project's history.
         measured: How many of the planned points have a record.
     """
@@ -99,7 +130,9 @@ def describe(campaign: Campaign, history: Path, measured: int) -> str:
     if campaign.overrides:
         changed = ", ".join(f"{key}={value}" for key, value in campaign.overrides.items())
         lines.append(f"  changed for this run: {changed}")
-    lines.append(f"  model {campaign.model_path}, on {' '.join(campaign.devices)}")
+    where = "servers that others started" if campaign.attached else " ".join(campaign.devices)
+    device = f" ({campaign.device})" if campaign.device else ""
+    lines.append(f"  model {campaign.model_path or 'of the server'}, on {where}{device}")
     lines.append("variants")
     width = max(map(len, campaign.variants))
     for name, variant in campaign.variants.items():
@@ -114,11 +147,12 @@ def describe(campaign: Campaign, history: Path, measured: int) -> str:
         lines.append(f"  {name:<{width}}  {change}")
     lines.append("order")
     blocks: dict[int, list[str]] = {}
-    for name, session in order_of(campaign):
+    for name, session in order:
         blocks.setdefault(session, []).append(name)
     lines += [f"  session {session}: {', '.join(names)}" for session, names in blocks.items()]
-    launches = len(order_of(campaign))
+    launches = len(order)
     points = launches * len(campaign.workloads) * len(campaign.ladder)
+    profiles = len(campaign.variants) * len(campaign.workloads) * len(campaign.profile.concurrency)
     ladder = ", ".join(f"C={c}: {n} requests" for c, n in campaign.ladder.items())
     lines.append("ladder")
     lines.append(f"  {ladder}")
@@ -127,11 +161,22 @@ def describe(campaign: Campaign, history: Path, measured: int) -> str:
         for c, requests in campaign.ladder.items()
         if requests < 2 * c
     ]
-    estimate = estimate_s(campaign, history)
-    lines.append(f"jobs: {launches} launches, {points} points, {measured} of them measured")
+    for cause, steps in campaign.recovery.items():
+        tried = "; then ".join(_settings(step) for step in steps)
+        lines.append(f"recovery from {cause}: {tried} (the variant is confounded then)")
+    estimate = estimate_s(campaign, order, history)
+    lines.append(
+        f"jobs: {launches} launches, {points} points ({measured} of them measured),"
+        f" {profiles} profiles"
+    )
     lines.append(
         "estimated time: unknown until this project has measured once"
         if estimate is None
         else f"estimated time: {estimate / 60:.0f} min for all, from this project's own history"
     )
     return "\n".join(lines)
+
+
+def _settings(step: RecoveryStep) -> str:
+    changed = {**{f"args.{k}": v for k, v in step.args.items()}, **step.env}
+    return ", ".join(f"{key}: {value}" for key, value in changed.items())

@@ -3,24 +3,61 @@
 A rule passes these as `params`: when a slice changes, that job is run again, and no other.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from leverbench.campaign.model import Campaign, Engine, Probe, Workload
+from leverbench.campaign.model import (
+    ArgValue,
+    Campaign,
+    Engine,
+    Probe,
+    RecoveryStep,
+    Workload,
+)
+from leverbench.records import digest
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """How long a job waits; no part of any slice, since patience changes no figure.
+class Patience:
+    """How long a job waits, and what it tries before it gives up.
+
+    No part of any slice: it changes no figure of a server that starts as it was asked to.
 
     Attributes:
         start_s: From the launch of a server to ready.
         request_s: One request.
+        recovery: By cause of a failed start, what is changed step by step.
     """
 
     start_s: float
     request_s: float
+    recovery: Mapping[str, tuple[RecoveryStep, ...]]
+
+    def as_resources(self) -> dict[str, int | str]:
+        """Returns it as Snakemake's resources: whole numbers and text."""
+        recovery = {cause: [asdict(s) for s in steps] for cause, steps in self.recovery.items()}
+        return {
+            "start_timeout_s": int(self.start_s),
+            "request_timeout_s": int(self.request_s),
+            "recovery": json.dumps(recovery, separators=(",", ":")),
+        }
+
+    @property
+    def recovery_digest(self) -> str:
+        """Names the recovery steps: a failed start is tried again where they change."""
+        return digest(self.as_resources()["recovery"])
+
+    @classmethod
+    def from_resources(cls, resources: Mapping[str, Any]) -> "Patience":
+        """Rebuilds it inside a job."""
+        recovery = json.loads(resources["recovery"])
+        return cls(
+            resources["start_timeout_s"],
+            resources["request_timeout_s"],
+            {cause: tuple(RecoveryStep(**s) for s in steps) for cause, steps in recovery.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -33,7 +70,8 @@ class Launch:
         session: Number of the session, from 1.
         engine: The server's settings.
         removed: Settings of the parent that this variant is without, as ``env.NAME``.
-        model_path: Folder of the model.
+        model_path: Folder of the model; None where a server is attached and none is named.
+        token_ids: First and last token id of prompts, where the campaign says so.
         devices: The devices that it takes.
         probe: The question it must answer.
     """
@@ -43,7 +81,8 @@ class Launch:
     session: int
     engine: Engine
     removed: tuple[str, ...]
-    model_path: str
+    model_path: str | None
+    token_ids: tuple[int, int] | None
     devices: tuple[str, ...]
     probe: Probe
 
@@ -54,16 +93,30 @@ class Launch:
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Launch":
         """Rebuilds the slice inside a job."""
-        engine = {**params["engine"], "wrapper": tuple(params["engine"]["wrapper"])}
         return cls(
             **{
                 **params,
                 "devices": tuple(params["devices"]),
                 "removed": tuple(params["removed"]),
-                "engine": Engine(**engine),
+                "token_ids": tuple(params["token_ids"]) if params["token_ids"] else None,
+                "engine": Engine.from_params(params["engine"]),
                 "probe": Probe(**params["probe"]),
             }
         )
+
+    def recovered(self, steps: Sequence[RecoveryStep]) -> "Launch":
+        """Returns the launch with recovery steps taken; null removes a setting."""
+        args: dict[str, ArgValue | None] = {**self.engine.args}
+        env: dict[str, str | None] = {**self.engine.env}
+        for step in steps:
+            args |= step.args
+            env |= step.env
+        engine = replace(
+            self.engine,
+            args={name: value for name, value in sorted(args.items()) if value is not None},
+            env={name: value for name, value in sorted(env.items()) if value is not None},
+        )
+        return replace(self, engine=engine)
 
 
 @dataclass(frozen=True)
@@ -100,6 +153,34 @@ class Point:
         return cls(**{**params, "workload": Workload(**params["workload"])})
 
 
+@dataclass(frozen=True)
+class ProfileSlice:
+    """What one profile asks of a session's server.
+
+    Attributes:
+        workload_name: Name of the workload.
+        workload: Its lengths.
+        concurrency: Requests in flight.
+        steps: Decode steps.
+        seed: Seed of the campaign.
+    """
+
+    workload_name: str
+    workload: Workload
+    concurrency: int
+    steps: int
+    seed: int
+
+    def as_params(self) -> dict[str, Any]:
+        """Returns the slice as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> "ProfileSlice":
+        """Rebuilds the slice inside a job."""
+        return cls(**{**params, "workload": Workload(**params["workload"])})
+
+
 def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
     """Returns what a session's server depends on."""
     return Launch(
@@ -111,6 +192,7 @@ def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
             key for key, (_, new) in campaign.variants[variant].delta.items() if new is None
         ),
         model_path=campaign.model_path,
+        token_ids=campaign.token_ids,
         devices=campaign.devices,
         probe=campaign.probe,
     )
@@ -128,3 +210,20 @@ def point_slice(campaign: Campaign, workload: str, concurrency: int) -> Point:
         warm_up_agreement=campaign.limits.warm_up_agreement,
         max_warm_up_windows=campaign.limits.max_warm_up_windows,
     )
+
+
+def profile_slice(campaign: Campaign, workload: str, concurrency: int) -> ProfileSlice:
+    """Returns what a profile depends on besides its server."""
+    return ProfileSlice(
+        workload_name=workload,
+        workload=campaign.workloads[workload],
+        concurrency=concurrency,
+        steps=campaign.profile.steps,
+        seed=campaign.seed,
+    )
+
+
+def patience(campaign: Campaign) -> Patience:
+    """Returns how long the campaign's jobs wait, and what they try."""
+    limits = campaign.limits
+    return Patience(limits.start_timeout_s, limits.request_timeout_s, campaign.recovery)

@@ -1,6 +1,6 @@
 """The engines: the only place that knows how a serving engine is started, asked and stopped."""
 
-from leverbench.engines.base import AppliedLever, Engine, EngineIdentity, NoAnswer
+from leverbench.engines.base import Address, AppliedLever, Engine, EngineIdentity, NoAnswer
 from leverbench.engines.sglang import SGLang
 
 _ENGINES: dict[str, Engine] = {"sglang": SGLang()}
@@ -11,4 +11,4 @@ def get_engine(name: str) -> Engine:
     return _ENGINES[name]
 
 
-__all__ = ["AppliedLever", "Engine", "EngineIdentity", "NoAnswer", "get_engine"]
+__all__ = ["Address", "AppliedLever", "Engine", "EngineIdentity", "NoAnswer", "get_engine"]

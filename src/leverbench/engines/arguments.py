@@ -17,7 +17,7 @@ CACHE = Path("state/arguments")
 
 @cache
 def _identify(name: str, python: str | None, wrapper: tuple[str, ...]) -> EngineIdentity:
-    return get_engine(name).identify(EngineSettings(name, python, wrapper, {}, {}))
+    return get_engine(name).identify(EngineSettings(name, None, python, wrapper, {}, {}))
 
 
 def identify(settings: EngineSettings) -> EngineIdentity:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,25 @@ class NoAnswer(Exception):
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)
         self.status = status
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and how it lets us in.
+
+    Attributes:
+        url: Without a final slash.
+        key: The API key, or None; never written anywhere.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of each request."""
+        headers = {"Content-Type": "application/json"}
+        return {**headers, "Authorization": f"Bearer {self.key}"} if self.key else headers
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,7 @@ class AppliedLever:
 class Engine(Protocol):
     """A serving engine.
 
-    Methods that take a ``base_url`` talk to a running server, and raise `NoAnswer`.
+    Methods that take an `Address` talk to a running server, and raise `NoAnswer`.
     """
 
     name: str
@@ -101,24 +120,33 @@ class Engine(Protocol):
         """Returns the environment added to the server's, the campaign's own included."""
         ...
 
-    def endpoint(self, base_url: str) -> StreamingEndpoint:
+    def endpoint(self, at: Address) -> StreamingEndpoint:
         """Returns the streaming endpoint that takes and gives token ids."""
         ...
 
-    def ask(self, base_url: str, probe: Probe, timeout_s: float) -> str:
+    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
         """Returns the answer to the probe's prompt, at temperature 0."""
         ...
 
-    def flush_cache(self, base_url: str, timeout_s: float) -> None:
+    def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache, waiting until no request runs."""
         ...
 
-    def server_info(self, base_url: str, timeout_s: float) -> dict[str, Any]:
+    def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
         """Returns ``{"effective": arguments in force, "memory": report}``."""
         ...
 
-    def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
+    def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
         """Returns the server's own counters of tokens; None where it does not publish them."""
+        ...
+
+    def memory_failure(self, log: str) -> str | None:
+        """Tells from a server's log whether it ended for lack of memory.
+
+        Returns:
+            ``out-of-memory`` (it took more than there is), ``pool-too-small`` (its own share is
+            too small for it), or None.
+        """
         ...
 
     def applied(

@@ -20,7 +20,7 @@ from typing import Any
 
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.campaign.model import Probe
-from leverbench.engines.base import AppliedLever, EngineIdentity, NoAnswer
+from leverbench.engines.base import Address, AppliedLever, EngineIdentity, NoAnswer
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -40,8 +40,17 @@ _FAMILIES = (
     ("env.NCCL_", "nccl"),
     ("env.OMP_", "openmp"),
     ("env.TRITON_", "triton"),
+    ("version", "engine"),
     ("python", "engine"),
     ("wrapper", "engine"),
+    ("attach", "server"),
+)
+
+# The first asks for a larger share of the memory, the others for less use of it.
+_POOL_TOO_SMALL = "Please try to increase --mem-fraction-static"
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|to a smaller value|not enough memory|MemoryError"
+    r"|[Cc]annot allocate memory|can't allocate memory|std::bad_alloc"
 )
 
 # The first import of an engine from a cold network disk takes minutes.
@@ -222,11 +231,11 @@ class SGLang:
         """
         return {"SGLANG_PLUGINS": "none", "HF_HUB_OFFLINE": "1", **settings.env}
 
-    def endpoint(self, base_url: str) -> _GenerateEndpoint:
+    def endpoint(self, at: Address) -> _GenerateEndpoint:
         """Returns the native ``/generate`` endpoint."""
-        return _GenerateEndpoint(f"{base_url}/generate", {"Content-Type": "application/json"})
+        return _GenerateEndpoint(f"{at.url}/generate", at.headers)
 
-    def ask(self, base_url: str, probe: Probe, timeout_s: float) -> str:
+    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
         """Returns the answer of ``/v1/chat/completions`` at temperature 0."""
         question = {
             "model": "default",
@@ -234,32 +243,32 @@ class SGLang:
             "temperature": 0,
             "max_tokens": probe.max_tokens,
         }
-        answer = _json(f"{base_url}/v1/chat/completions", timeout_s, question)
+        answer = _json(at, "/v1/chat/completions", timeout_s, question)
         try:
             return str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError):
             raise NoAnswer(f"no answer in {json.dumps(answer)[:200]}") from None
 
-    def flush_cache(self, base_url: str, timeout_s: float) -> None:
+    def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""
         end = time.monotonic() + timeout_s
         while True:
             try:
-                _fetch(f"{base_url}/flush_cache", timeout_s, b"")
+                _fetch(at, "/flush_cache", timeout_s, b"")
                 return
             except NoAnswer as error:
                 if error.status != 400 or time.monotonic() > end:
                     raise
             time.sleep(0.05)
 
-    def server_info(self, base_url: str, timeout_s: float) -> dict[str, Any]:
+    def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
         """Reads ``/server_info`` (``/get_server_info`` before 0.5.15)."""
         try:
-            info = _json(f"{base_url}/server_info", timeout_s)
+            info = _json(at, "/server_info", timeout_s)
         except NoAnswer as error:
             if error.status != 404:
                 raise
-            info = _json(f"{base_url}/get_server_info", timeout_s)
+            info = _json(at, "/get_server_info", timeout_s)
         states = info.pop("internal_states", None) or [{}]
         return {
             "memory": states[0].get("memory_usage"),
@@ -271,10 +280,10 @@ class SGLang:
             },
         }
 
-    def counters(self, base_url: str, timeout_s: float) -> dict[str, float] | None:
+    def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
         """Reads the token counters of ``/metrics``; None without ``enable-metrics``."""
         try:
-            text = _fetch(f"{base_url}/metrics", timeout_s).decode()
+            text = _fetch(at, "/metrics", timeout_s).decode()
         except NoAnswer as error:
             if error.status != 404:
                 raise
@@ -288,6 +297,12 @@ class SGLang:
                 key = f"{match[1]}_total"
                 totals[key] = totals.get(key, 0.0) + float(match[2])
         return totals or None
+
+    def memory_failure(self, log: str) -> str | None:
+        """Reads the words of torch, of the memory pool and of the graph capture."""
+        if _POOL_TOO_SMALL in log:
+            return "pool-too-small"
+        return "out-of-memory" if _OUT_OF_MEMORY.search(log) else None
 
     def applied(
         self, parsed: Mapping[str, Any], info: Mapping[str, Any], key: str, asked: Any
@@ -338,9 +353,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, list))
 
 
-def _fetch(url: str, timeout_s: float, body: bytes | None = None) -> bytes:
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data=body, headers=headers)
+def _fetch(at: Address, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
+    url = f"{at.url}{path}"
+    request = urllib.request.Request(url, data=body, headers=at.headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             content: bytes = response.read()
@@ -351,12 +366,12 @@ def _fetch(url: str, timeout_s: float, body: bytes | None = None) -> bytes:
     return content
 
 
-def _json(url: str, timeout_s: float, question: object = None) -> dict[str, Any]:
+def _json(at: Address, path: str, timeout_s: float, question: object = None) -> dict[str, Any]:
     body = None if question is None else json.dumps(question).encode()
     try:
-        answer = json.loads(_fetch(url, timeout_s, body))
+        answer = json.loads(_fetch(at, path, timeout_s, body))
     except ValueError as error:
-        raise NoAnswer(f"{url}: not JSON ({error})") from None
+        raise NoAnswer(f"{at.url}{path}: not JSON ({error})") from None
     if not isinstance(answer, dict):
-        raise NoAnswer(f"{url}: not a JSON object")
+        raise NoAnswer(f"{at.url}{path}: not a JSON object")
     return answer

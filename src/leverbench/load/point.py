@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from leverbench import records
 from leverbench.campaign.plan import note_history
-from leverbench.campaign.slices import Launch, Point, Timeouts
+from leverbench.campaign.slices import Launch, Patience, Point
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
@@ -50,7 +50,7 @@ class _Measured:
 def bench(
     launch_params: Mapping[str, Any],
     point_params: Mapping[str, Any],
-    timeouts: Timeouts,
+    patience: Patience,
     session_record: Path,
     record: Path,
     requests: Path,
@@ -64,7 +64,7 @@ def bench(
     Args:
         launch_params: The launch slice of the session.
         point_params: The point slice.
-        timeouts: How long to wait.
+        patience: How long to wait.
         session_record: ``server.json`` of the session.
         record: The point's record.
         requests: The point's Parquet file, one row a request.
@@ -97,7 +97,9 @@ def bench(
         began = time.monotonic()
         try:
             measured = attempt_twice(
-                lambda: _measure(launch, point, timeouts, about), account, about
+                lambda: _measure(launch, point, patience, started["recovery"], about),
+                account,
+                about,
             )
         except LastingFailure as error:
             failure = error
@@ -109,7 +111,7 @@ def bench(
     # The requests first: a record that exists has its requests beside it.
     write_requests(requests, measured.window, about)
     again = measured.session.server.server_id != started["server_id"]
-    records.write_record(record, {**_row(about, measured), "launch_index": 2 if again else 1})
+    records.write_record(record, {**_row(about, launch, point, measured), "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
     note_history(f"point c{point.concurrency}", seconds)
     print(
@@ -121,38 +123,42 @@ def bench(
 
 
 def _measure(
-    launch: Launch, point: Point, timeouts: Timeouts, about: Mapping[str, Any]
+    launch: Launch,
+    point: Point,
+    patience: Patience,
+    recovery: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
 ) -> _Measured:
-    with open_session(launch, timeouts, measured=True) as session:
+    with open_session(launch, patience, recovery, measured=True) as session:
         clock = _Clock()
-        before = ask_probe(session.engine, session.server, launch.probe)
+        before = ask_probe(session.engine, session.address, launch.probe)
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
         clock.lap("probe_before")
-        warm_up, rate = _warm_up(session, launch, point, timeouts)
+        warm_up, rate = _warm_up(session, launch, point, patience)
         clock.lap("warm_up")
         count = max(point.requests, point.concurrency * _waves(point, rate))
         asked = make_requests(
             point.workload, count, session.facts.vocabulary, _seed(launch, point, "measured")
         )
-        session.engine.flush_cache(session.server.base_url, ASK_TIMEOUT_S)
-        counters_before = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
+        session.engine.flush_cache(session.address, ASK_TIMEOUT_S)
+        counters_before = session.engine.counters(session.address, ASK_TIMEOUT_S)
         log_from = session.server.log_size()
         processes = session.server.processes()
         clock.lap("prepare")
         cpu_before = cpu_use(processes)
         window = run_window(
-            session.engine.endpoint(session.server.base_url),
+            session.engine.endpoint(session.address),
             asked,
             point.concurrency,
-            request_timeout_s=timeouts.request_s,
+            request_timeout_s=patience.request_s,
         )
         strangers = cpu_use(processes).strangers_share(cpu_before)
         clock.lap("window")
         session.server.check_alive()
         log = session.server.read_log(log_from)
-        counters_after = session.engine.counters(session.server.base_url, ASK_TIMEOUT_S)
-        after = ask_probe(session.engine, session.server, launch.probe, before["answer"])
+        counters_after = session.engine.counters(session.address, ASK_TIMEOUT_S)
+        after = ask_probe(session.engine, session.address, launch.probe, before["answer"])
         clock.lap("probe_after")
     metrics = point_metrics(window)
     reasons = list(
@@ -183,7 +189,7 @@ def _measure(
             detail="; ".join(INVALID[reason].meaning for reason in reasons)
             + (f" ({compiled})" if compiled else ""),
             retry=all(INVALID[reason].retry for reason in reasons),
-            row=_row(about, measured),
+            row=_row(about, launch, point, measured),
         )
     return measured
 
@@ -207,7 +213,7 @@ def _seed(launch: Launch, point: Point, phase: str) -> list[object]:
 
 
 def _warm_up(
-    session: Session, launch: Launch, point: Point, timeouts: Timeouts
+    session: Session, launch: Launch, point: Point, patience: Patience
 ) -> tuple[dict[str, Any], float]:
     """Runs windows at the measured shape until two successive ones agree.
 
@@ -222,12 +228,12 @@ def _warm_up(
     while not agreed and len(rates) < point.max_warm_up_windows:
         phase = f"warm-up-{len(rates) + 1}"
         window = run_window(
-            session.engine.endpoint(session.server.base_url),
+            session.engine.endpoint(session.address),
             make_requests(
                 point.workload, count, session.facts.vocabulary, _seed(launch, point, phase)
             ),
             point.concurrency,
-            request_timeout_s=timeouts.request_s,
+            request_timeout_s=patience.request_s,
         )
         session.server.check_alive()
         done = window.successful
@@ -253,7 +259,9 @@ def _compiled(pattern: re.Pattern[str], log: str) -> str | None:
     return next((line.strip()[:200] for line in log.splitlines() if pattern.search(line)), None)
 
 
-def _row(about: Mapping[str, Any], measured: _Measured) -> dict[str, Any]:
+def _row(
+    about: Mapping[str, Any], launch: Launch, point: Point, measured: _Measured
+) -> dict[str, Any]:
     window, evidence = measured.window, measured.session.evidence
     cached = [row.cached_tokens for row in window.rows if row.cached_tokens is not None]
     errors = [row.error for row in window.rows if row.error is not None]
@@ -267,6 +275,10 @@ def _row(about: Mapping[str, Any], measured: _Measured) -> dict[str, Any]:
         "server_id": measured.session.server.server_id,
         "digests": {**about["digests"], **evidence["digests"]},
         "machine": evidence["machine"],
+        "versions": {**evidence["versions"], "engine": evidence["engine"]["version"]},
+        "placement": evidence["placement"],
+        "recovery": evidence["recovery"],
+        "seed": _seed(launch, point, "measured"),
         "num_requests": len(window.rows),
         "failures": len(window.rows) - len(window.successful),
         "failure_messages": list(dict.fromkeys(errors))[:10],

@@ -11,7 +11,7 @@ from leverbench.serving.locks import run_dir
 TOLERANCE_MIB = 512
 
 
-def _nvidia_smi(*arguments: str) -> list[list[str]] | None:
+def nvidia_smi(*arguments: str) -> list[list[str]] | None:
     """Returns the cells of nvidia-smi's answer, or None without an answer."""
     command = ["nvidia-smi", *arguments, "--format=csv,noheader,nounits"]
     try:
@@ -31,7 +31,7 @@ def _nvidia_smi(*arguments: str) -> list[list[str]] | None:
 def memory_used_mib(devices: Iterable[str]) -> dict[str, int]:
     """Returns the memory in use by GPU; one that nvidia-smi does not tell is left out."""
     gpus = [device for device in devices if device.startswith("gpu")]
-    rows = (_nvidia_smi("--query-gpu=index,memory.used") if gpus else None) or []
+    rows = (nvidia_smi("--query-gpu=index,memory.used") if gpus else None) or []
     used = {f"gpu{row[0]}": int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
     return {gpu: used[gpu] for gpu in gpus if gpu in used}
 
@@ -62,7 +62,7 @@ def quarantine_path(device: str) -> Path:
 
 def quarantine(device: str, before_mib: int, used_mib: int | None) -> None:
     """Sets a GPU aside, with the processes that nvidia-smi reports on it."""
-    rows = _nvidia_smi("--query-compute-apps=pid", f"--id={device.removeprefix('gpu')}") or []
+    rows = nvidia_smi("--query-compute-apps=pid", f"--id={device.removeprefix('gpu')}") or []
     record = {
         "gpu": device,
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

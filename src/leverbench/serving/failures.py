@@ -21,9 +21,18 @@ class Outcome(StrEnum):
 
     OK = "ok"
     MEASURED = "measured"
+    PROFILED = "profiled"
     START_FAILED = "start-failed"
+    OUT_OF_MEMORY = "out-of-memory"
+    POOL_TOO_SMALL = "pool-too-small"
     PROBE_WRONG = "probe-wrong"
     NO_SERVER = "no-server"
+    PROFILE_FAILED = "profile-failed"
+
+
+SUCCESSES = (Outcome.OK, Outcome.MEASURED, Outcome.PROFILED)
+# Ends of a launch that a campaign can have recovery steps for.
+RECOVERABLE = (Outcome.OUT_OF_MEMORY, Outcome.POOL_TOO_SMALL, Outcome.START_FAILED)
 
 
 @dataclass

@@ -392,7 +392,14 @@ def _told(
     cause: Cause, what: str, label: str, log_path: Path, exit_code: int | None = None
 ) -> ServerError:
     cure = f"The whole log is {log_path}"
-    return ServerError(cause, what + _tail(log_path), where=label, cure=cure, exit_code=exit_code)
+    return ServerError(
+        cause,
+        what + _tail(log_path),
+        where=label,
+        cure=cure,
+        exit_code=exit_code,
+        log_path=log_path,
+    )
 
 
 def _busy(devices: list[str], what: str, stuck: list[Process]) -> ServerError:

@@ -105,10 +105,15 @@ def clear_stale_lock(project: Path) -> None:
         fcntl.flock(descriptor, LOCK_SH)
     except OSError:  # a file system without locks: nothing can be known, so Snakemake decides
         pass
-    if _DRY_RUN.intersection(sys.argv):
+    if is_dry_run():
         os.close(descriptor)
     else:
         _held[path] = descriptor
+
+
+def is_dry_run() -> bool:
+    """Returns whether this Snakemake process only says what it would do."""
+    return bool(_DRY_RUN.intersection(sys.argv))
 
 
 def sweep() -> list[Process]:

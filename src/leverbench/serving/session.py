@@ -1,5 +1,7 @@
 """A session: one launch of a variant's server, proven, and found again by each point."""
 
+import importlib.metadata
+import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from leverbench import records
-from leverbench.campaign.model import Probe
+from leverbench import __version__, records
+from leverbench.campaign.model import Probe, RecoveryStep
 from leverbench.campaign.plan import note_history
-from leverbench.campaign.slices import Launch, Timeouts
-from leverbench.engines import AppliedLever, Engine, NoAnswer, get_engine
+from leverbench.campaign.slices import Launch, Patience
+from leverbench.engines import Address, AppliedLever, Engine, NoAnswer, get_engine
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
@@ -24,11 +26,13 @@ from leverbench.serving.failures import (
     now,
 )
 from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
-from leverbench.serving.machine import machine_fingerprint
+from leverbench.serving.machine import machine_fingerprint, placement
 from leverbench.serving.processes import Process
 from leverbench.serving.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.spec import ServerSpec
 
+# The causes by which a server ends of itself, and its log may tell why.
+_ENDED = (Cause.START_FAILED, Cause.SERVER_DIED)
 # How long a server waits for its next job: longer than Snakemake needs between two jobs.
 IDLE_S = 60.0
 # How long a launch waits for another server to leave its devices.
@@ -43,6 +47,7 @@ class Session:
 
     Attributes:
         server: The lease on it.
+        address: Where it is asked.
         engine: How to talk to it.
         facts: The model that it serves.
         evidence: The record of its launch.
@@ -50,21 +55,23 @@ class Session:
     """
 
     server: ServerHandle
+    address: Address
     engine: Engine
     facts: ModelFacts
     evidence: Mapping[str, Any]
     lease_s: float
 
 
-def serve(params: Mapping[str, Any], timeouts: Timeouts, record: Path) -> None:
+def serve(params: Mapping[str, Any], patience: Patience, record: Path) -> None:
     """Launches a session's server, proves it and records which launch it is.
 
     A failure that would come again is recorded as the session's outcome, so that the rest of
-    the campaign goes on; a passing one is tried once more and then fails the job.
+    the campaign goes on; a passing one is tried once more and then fails the job. Where the
+    campaign has recovery steps for the cause, they are taken first.
 
     Args:
         params: The launch slice.
-        timeouts: How long to wait.
+        patience: How long to wait, and what to try.
         record: ``server.json`` of the session.
 
     Raises:
@@ -78,64 +85,158 @@ def serve(params: Mapping[str, Any], timeouts: Timeouts, record: Path) -> None:
         "session": launch.session,
         "protocol": PROTOCOL_VERSION,
         "digests": {"launch": records.digest(dict(params))},
+        "recovery_offered": patience.recovery_digest,
     }
     folder = Path("state/attempts") / launch.campaign / launch.variant / f"s{launch.session}"
+    taken: list[dict[str, Any]] = []
     try:
-        server_id = attempt_twice(
-            lambda: _launch_once(launch, timeouts), folder / "serve.jsonl", about
-        )
+        server_id = _recovering(launch, patience, folder / "serve.jsonl", about, taken)
         outcome = {"server_id": server_id, "outcome": Outcome.OK, "detail": None}
     except LastingFailure as failure:
         outcome = {"server_id": None, "outcome": failure.outcome, "detail": failure.detail}
-    records.write_record(record, {**about, **outcome})
+    records.write_record(record, {**about, **outcome, "recovery": taken})
 
 
-def _launch_once(launch: Launch, timeouts: Timeouts) -> str:
-    with open_session(launch, timeouts, measured=False) as session:
+def _recovering(
+    launch: Launch,
+    patience: Patience,
+    account: Path,
+    about: Mapping[str, Any],
+    taken: list[dict[str, Any]],
+) -> str:
+    """Launches a server, with the campaign's recovery steps where it does not start.
+
+    Args:
+        launch: The launch slice.
+        patience: How long to wait, and what to try.
+        account: Where failed attempts are noted.
+        about: What identifies the session there.
+        taken: Receives the steps that were taken, each with its cause.
+
+    Returns:
+        The id of the server that runs.
+    """
+    memory = _recovery_memory(launch, patience)
+    if memory is not None and memory.exists():
+        # Another session of this server needed them: it would fail in the same way again.
+        taken += records.read_record(memory)["taken"]
+    while True:
+        try:
+            server_id = attempt_twice(
+                lambda: _launch_once(launch, patience, taken), account, {**about, "recovery": taken}
+            )
+        except LastingFailure as failure:
+            step = _next_step(patience, taken, failure.outcome)
+            if step is None:
+                raise
+            line = {**about, "at": now(), "cause": failure.outcome, "detail": failure.detail}
+            records.append_line(account, {**line, "recovery": list(taken), "row": None})
+            taken.append({"cause": failure.outcome, **asdict(step)})
+            continue
+        if memory is not None and taken:
+            records.write_record(memory, {"kind": "recovery", "taken": taken})
+        return server_id
+
+
+def _next_step(
+    patience: Patience, taken: Sequence[Mapping[str, Any]], cause: str | None
+) -> RecoveryStep | None:
+    """Returns the first step for a cause that has not been taken yet."""
+    done = sum(step["cause"] == cause for step in taken)
+    steps = patience.recovery.get(str(cause), ())
+    return steps[done] if done < len(steps) else None
+
+
+def _recovery_memory(launch: Launch, patience: Patience) -> Path | None:
+    """Returns where the steps that a variant's server needs on this machine are kept."""
+    if not patience.recovery:
+        return None
+    params = {**launch.as_params(), "session": None}
+    machine = machine_fingerprint(launch.devices)
+    key = records.digest(
+        [params, patience.recovery_digest, machine, identify(launch.engine).digest]
+    )
+    folder = Path("state/recovery") / launch.campaign / launch.variant
+    return folder / f"{key[:16]}.json"
+
+
+def _launch_once(
+    launch: Launch, patience: Patience, taken: Sequence[Mapping[str, Any]]
+) -> str:
+    with open_session(launch, patience, taken, measured=False) as session:
         return session.server.server_id
 
 
 @contextmanager
-def open_session(launch: Launch, timeouts: Timeouts, *, measured: bool) -> Iterator[Session]:
+def open_session(
+    launch: Launch,
+    patience: Patience,
+    recovery: Sequence[Mapping[str, Any]],
+    *,
+    measured: bool,
+) -> Iterator[Session]:
     """Yields the session's server, launched if it does not run, and proven if nobody has.
 
     Args:
         launch: The launch slice.
-        timeouts: How long to wait.
+        patience: How long to wait, and what to try.
+        recovery: The recovery steps that the session's server needed, as its record lists them.
         measured: Whether nothing else of ours may be measured meanwhile.
 
     Raises:
         PassingFailure: The server does not start, dies, or its devices stay busy.
-        LastingFailure: The server answers the probe wrongly.
+        LastingFailure: The server answers the probe wrongly, or lacks memory and a recovery step
+            is left to try.
     """
     began = time.monotonic()
+    steps = [RecoveryStep(args=step["args"], env=step["env"]) for step in recovery]
+    launch = launch.recovered(steps)
     engine = get_engine(launch.engine.name)
     facts = model_facts(Path(launch.model_path))
-    spec = _server_spec(engine, launch, timeouts)
+    spec = _server_spec(engine, launch, patience)
     try:
         with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
             path = Path("results") / launch.campaign / "launches" / f"{server.server_id}.json"
+            address = Address(server.base_url)
             if not path.exists():
-                _prove(launch, engine, facts, server, path)
+                _prove(launch, engine, facts, server, address, recovery, path)
             evidence = records.read_record(path)
             if evidence["outcome"] != Outcome.OK:
                 raise LastingFailure(Outcome(evidence["outcome"]), evidence["detail"])
-            yield Session(server, engine, facts, evidence, round(time.monotonic() - began, 4))
+            lease_s = round(time.monotonic() - began, 4)
+            yield Session(server, address, engine, facts, evidence, lease_s)
     except ServerError as error:
-        lasting = Outcome.START_FAILED if error.cause == Cause.START_FAILED else None
-        raise PassingFailure(error.cause, str(error), retry=True, lasting=lasting) from error
+        raise _failure(error, engine, patience, recovery) from error
     except NoAnswer as error:
         raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=True) from error
 
 
+def _failure(
+    error: ServerError,
+    engine: Engine,
+    patience: Patience,
+    recovery: Sequence[Mapping[str, Any]],
+) -> PassingFailure | LastingFailure:
+    """Returns which kind of failure a server's end is, by what its log says."""
+    memory = engine.memory_failure(error.log()) if error.cause in _ENDED else None
+    if memory is None:
+        lasting = Outcome.START_FAILED if error.cause == Cause.START_FAILED else None
+        return PassingFailure(error.cause, str(error), retry=True, lasting=lasting)
+    outcome = Outcome(memory)
+    if error.cause == Cause.START_FAILED and _next_step(patience, recovery, outcome):
+        # The next step is the second attempt: without it, the same would come again.
+        return LastingFailure(outcome, str(error))
+    return PassingFailure(outcome, str(error), retry=True, lasting=outcome)
+
+
 def ask_probe(
-    engine: Engine, server: ServerHandle, probe: Probe, expected: str | None = None
+    engine: Engine, address: Address, probe: Probe, expected: str | None = None
 ) -> dict[str, Any]:
     """Asks the probe's question.
 
     Args:
         engine: How to talk to the server.
-        server: The server.
+        address: The server.
         probe: The question.
         expected: An earlier answer to compare with, where the probe expects none.
 
@@ -143,7 +244,7 @@ def ask_probe(
         ``{"answer": text, "right": bool, "seconds": time}``.
     """
     began = time.monotonic()
-    answer = engine.ask(server.base_url, probe, ASK_TIMEOUT_S)
+    answer = engine.ask(address, probe, ASK_TIMEOUT_S)
     seconds = round(time.monotonic() - began, 4)
     return {"answer": answer, "right": _is_right(probe, answer, expected), "seconds": seconds}
 
@@ -154,7 +255,7 @@ def _is_right(probe: Probe, answer: str, expected: str | None) -> bool:
     return probe.expect in answer if probe.match == "contains" else answer == probe.expect
 
 
-def _server_spec(engine: Engine, launch: Launch, timeouts: Timeouts) -> ServerSpec:
+def _server_spec(engine: Engine, launch: Launch, patience: Patience) -> ServerSpec:
     project = Path.cwd()
     identity = identify(launch.engine)
     argv = engine.command(launch.engine, (project / launch.model_path).resolve())
@@ -174,7 +275,7 @@ def _server_spec(engine: Engine, launch: Launch, timeouts: Timeouts) -> ServerSp
         project=str(project),
         log_dir=str(folder),
         ready_path=engine.ready_path,
-        start_timeout_s=timeouts.start_s,
+        start_timeout_s=patience.start_s,
         stop_grace_s=engine.stop_grace_s(launch.devices),
         idle_s=IDLE_S,
         cwd=str(project),
@@ -182,11 +283,17 @@ def _server_spec(engine: Engine, launch: Launch, timeouts: Timeouts) -> ServerSp
 
 
 def _prove(
-    launch: Launch, engine: Engine, facts: ModelFacts, server: ServerHandle, path: Path
+    launch: Launch,
+    engine: Engine,
+    facts: ModelFacts,
+    server: ServerHandle,
+    address: Address,
+    recovery: Sequence[Mapping[str, Any]],
+    path: Path,
 ) -> None:
     """Writes the evidence of a launch: what is known of the server when it is ready."""
-    probe = ask_probe(engine, server, launch.probe)
-    info = engine.server_info(server.base_url, ASK_TIMEOUT_S)
+    probe = ask_probe(engine, address, launch.probe)
+    info = engine.server_info(address, ASK_TIMEOUT_S)
     identity = identify(launch.engine)
     processes = server.processes()
     start_s = round(server.ready_at_unix_s - server.started_at_unix_s, 3)
@@ -215,8 +322,15 @@ def _prove(
                 "python": launch.engine.python or sys.executable,
             },
             "digests": {"engine": identity.digest, "model": facts.digest},
+            "versions": {
+                "leverbench": __version__,
+                "snakemake": importlib.metadata.version("snakemake"),
+                "python": platform.python_version(),
+            },
             "machine": machine_fingerprint(launch.devices),
             "devices": list(launch.devices),
+            "placement": placement(launch.devices, processes),
+            "recovery": list(recovery),
             "processes": [{"pid": pid, "started": start} for pid, start in processes],
             "effective": masked_fields(info["effective"]),
             "memory": info["memory"],

@@ -1,11 +1,16 @@
 """What a server is asked to be, and how it can fail."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from leverbench.errors import LeverbenchError
+
+# As much of a server's log as tells why it ended: tracebacks of all ranks.
+_LOG_END_BYTES = 1 << 20
 
 PORT = "{port}"
 """A word of a command line that is replaced by the port that the server is given."""
@@ -32,6 +37,7 @@ class ServerError(LeverbenchError):
         where: The server or device concerned.
         cure: What the user can do about it.
         exit_code: Of the server, where it ended by itself; negative: the signal that ended it.
+        log_path: The server's output, where there is one.
     """
 
     def __init__(
@@ -42,10 +48,21 @@ class ServerError(LeverbenchError):
         where: str | None = None,
         cure: str | None = None,
         exit_code: int | None = None,
+        log_path: Path | None = None,
     ) -> None:
         super().__init__(what, where=where, cure=cure)
         self.cause = cause
         self.exit_code = exit_code
+        self.log_path = log_path
+
+    def log(self) -> str:
+        """Returns the end of the server's output, as far as it can be read."""
+        try:
+            with (self.log_path or Path(os.devnull)).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
 
 
 @dataclass(frozen=True)
