@@ -28,7 +28,7 @@ $(VENV)/.embedded: envs/embedded.lock.txt $(wildcard envs/cpu_shim/*.toml envs/c
 
 setup-dev: $(VENV)/.dev
 
-$(VENV)/.dev: $(VENV)/.embedded envs/dev.lock.txt
+$(VENV)/.dev: $(VENV)/.embedded envs/dev.lock.txt envs/slurm.lock.txt
 	$(PIP) install --no-deps -r envs/dev.lock.txt
 	touch $@
 

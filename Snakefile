@@ -15,11 +15,15 @@ except ModuleNotFoundError:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/build.smk"
-include: "workflow/rules/serve.smk"
-include: "workflow/rules/bench.smk"
-include: "workflow/rules/profile.smk"
-include: "workflow/rules/analyse.smk"
-include: "workflow/rules/report.smk"
+
+
+if CAMPAIGN.execution == "session":
+
+    include: "workflow/rules/session.smk"
+
+else:
+
+    include: "workflow/rules/measure.smk"
 
 
 rule all:

@@ -104,8 +104,9 @@ class Generation:
 class ScriptedServer:
     """The server and its account of what it did."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, effective: Mapping[str, Any] | None = None) -> None:
         self.script = script
+        self.effective = dict(effective or {})
         self.url = ""
         self.generations: list[Generation] = []
         self.flushes = 0
@@ -259,7 +260,8 @@ class ScriptedServer:
         return web.Response(text="flushed")
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "scripted", "internal_states": [{}]})
+        info = {**self.effective, "version": "scripted", "internal_states": [{}]}
+        return web.json_response(info)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         values = {
@@ -305,11 +307,20 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
         thread.join()
 
 
-async def _serve_until_told(script: Script, port: int) -> None:
+async def serve_until_told(
+    script: Script, port: int, effective: Mapping[str, Any] | None = None
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        script: What the server does.
+        port: Where; 0 takes a free one.
+        effective: The arguments that it calls its own.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = ScriptedServer(script)
+    server = ScriptedServer(script, effective)
     runner = await server.listen(port)
     print(f"ready: {server.url}", flush=True)
     await stop.wait()
@@ -339,7 +350,7 @@ def _parse_arguments() -> tuple[Script, int]:
 def main() -> None:
     """Serves until SIGTERM or SIGINT."""
     script, port = _parse_arguments()
-    asyncio.run(_serve_until_told(script, port))
+    asyncio.run(serve_until_told(script, port))
 
 
 if __name__ == "__main__":

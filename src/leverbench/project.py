@@ -103,6 +103,11 @@ class Project:
             for variant, session in self._sessions(self.only)
         ]
 
+    def inner_config(self) -> list[str]:
+        """Returns ``--config`` of a run inside a session's job, which shares a kept server."""
+        keep = {key: value for key, value in self.config.items() if key != "only"}
+        return [f"{key}={value}" for key, value in {**keep, "execution": "jobs"}.items()]
+
     def is_profiled(self, variant: str, session: int) -> bool:
         """Returns whether a variant's profiles are taken in this session: its first one."""
         return session == self.first_session(variant)
@@ -124,10 +129,10 @@ class Project:
         With ``only`` the points and profiles of those variants; else also analysis, report and
         gate, which passes once and then has nothing to do.
         """
+        plan = f"results/{self.campaign.name}/plan.json"
         if self.campaign.execution == "session":
             finish = f"state/sessions/{self.campaign.name}/finished"
-            return self.markers() if self.only else [*self.markers(), finish]
-        plan = f"results/{self.campaign.name}/plan.json"
+            return [plan, *self.markers(), *([] if self.only else [finish])]
         if self.only:
             return [plan, *self.point_records(self.only), *self.profile_records(self.only)]
         report = f"reports/{self.campaign.name}/index.html"
@@ -216,7 +221,7 @@ class Project:
                 )
             )
 
-    def begin(self, jobs: Mapping[str, Sequence[str]]) -> None:
+    def begin(self, jobs: Mapping[str, Sequence[str]], *, cluster: bool) -> None:
         """Checks everything that can be checked, before machine time is spent.
 
         Then waits until no other campaign measures on this machine, and keeps a copy of what is
@@ -225,10 +230,17 @@ class Project:
 
         Args:
             jobs: The outputs of the jobs that this run has, by rule.
+            cluster: Whether the run hands its jobs to other machines.
         """
         if not _MEASURING.intersection(jobs):
             return
         try:
+            if cluster:
+                raise LeverbenchError(
+                    "jobs that share a kept server cannot be spread over a cluster",
+                    where=self.campaign.file,
+                    cure="Add execution=session to --config: then one job is one session.",
+                )
             self._require_own_results()
             preflight(self.campaign, self.directory)
             self._require_same_environment()
@@ -357,6 +369,7 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
     Args:
         directory: The working directory of the run.
         config: What ``--config`` gave: ``campaign``, ``sessions``, ``only`` and `RUN_KEYS`.
+        cluster: Whether the run hands its jobs to another machine.
     """
     try:
         project = read_project(directory, config)

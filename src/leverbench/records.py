@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.errors import LeverbenchError
+from leverbench.secrets import redacted
 
 SCHEMA_VERSION = 1
 
@@ -35,7 +36,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends one JSON line, in one write, so that lines of several processes never mix."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+    line = json.dumps(redacted(entry), allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, line)
@@ -45,8 +46,11 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a JSON record with its ``schema_version``; a NaN or infinity is a ValueError."""
-    body = {"schema_version": SCHEMA_VERSION, **record}
+    """Writes a JSON record with its ``schema_version``; a NaN or infinity is a ValueError.
+
+    The environment's secrets are masked, wherever a text holds one.
+    """
+    body = {"schema_version": SCHEMA_VERSION, **redacted(record)}
     write_bytes(path, json.dumps(body, indent=2, allow_nan=False).encode() + b"\n")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from leverbench import records
 from leverbench.campaign.slices import Patience
 from leverbench.errors import LeverbenchError
+from leverbench.secrets import redacted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _MAKE_ROOM = "Make room and run again: what was measured stays, only what is missing is measured"
@@ -32,7 +33,7 @@ def _stage(log: str) -> Iterator[None]:
         yield
         ended = "done"
     except LeverbenchError as error:
-        ended = f"leverbench: {error}"
+        ended = str(redacted(f"leverbench: {error}"))
         sys.exit(ended)
     except KeyboardInterrupt:
         sys.exit("leverbench: interrupted")
@@ -104,6 +105,14 @@ def profile(
 
         paths = (Path(session), Path(summary), Path(kernels))
         capture.profile(launch, profile, Patience.from_resources(resources), *paths)
+
+
+def session(records: Sequence[str], config: Sequence[str], threads: int, log: str) -> None:
+    """Makes the records of a session, or without any named all that is left, by an inner run."""
+    with _stage(log):
+        from leverbench.inner import run
+
+        run(records, config, threads)
 
 
 def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) -> None:

@@ -10,7 +10,7 @@ rule prepare_tiny_model:
     priority: 1_000_000
     conda:
         "../../envs/leverbench.yaml"
-    threads: workflow.cores
+    threads: workflow.cores or 1
     resources:
         measure=1,
     params:

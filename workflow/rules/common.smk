@@ -77,6 +77,35 @@ def profile_rank(wildcards):
     return RUN.profile_rank(wildcards.variant)
 
 
+def session_params(wildcards):
+    """Returns all that one session's records depend on."""
+    variant, session = wildcards.variant, int(wildcards.session)
+    profiled = CAMPAIGN.profile.concurrency if RUN.is_profiled(variant, session) else ()
+    return {
+        "launch": launch_params(wildcards),
+        "points": [
+            point_slice(CAMPAIGN, workload, concurrency).as_params()
+            for workload in CAMPAIGN.workloads
+            for concurrency in CAMPAIGN.ladder
+        ],
+        "profiles": [
+            profile_slice(CAMPAIGN, workload, concurrency).as_params()
+            for workload in CAMPAIGN.workloads
+            for concurrency in profiled
+        ],
+    }
+
+
+def session_records(wildcards):
+    """Returns the records that one session makes."""
+    return RUN.records_of(wildcards.variant, int(wildcards.session))
+
+
+def session_resources():
+    """Returns what a cluster job of one session asks for."""
+    return {"gpu": CAMPAIGN.gpus} if CAMPAIGN.gpus else {}
+
+
 def model_input(wildcards):
     """Returns the manifest of a model that the workflow makes."""
     return RUN.model_manifest()
@@ -107,7 +136,7 @@ def begin_run():
     jobs = {}
     for job in workflow.dag.needrun_jobs():
         jobs.setdefault(job.rule.name, []).extend(map(str, job.output))
-    RUN.begin(jobs)
+    RUN.begin(jobs, cluster=not workflow.local_exec)
 
 
 def end_run(failed=False):

@@ -27,7 +27,7 @@ from leverbench.campaign.model import (
     Workload,
 )
 from leverbench.errors import LeverbenchError
-from leverbench.serving.secrets import is_secret_setting, masked
+from leverbench.secrets import is_secret_setting, masked
 
 # The package is installed from its checkout, where the user reads the schema.
 SCHEMA_PATH = Path(__file__).parents[3] / "workflow" / "schemas" / "campaign.schema.yaml"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from leverbench.errors import LeverbenchError
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
 from leverbench.records import SCHEMA_VERSION, write_bytes
+from leverbench.secrets import redacted
 
 _METADATA_KEY = b"leverbench"
 _KIND = "requests"
@@ -51,7 +52,9 @@ def write_requests(path: Path, window: Window, about: Mapping[str, Any]) -> None
         about: JSON-able facts about where the window comes from (campaign, variant, point...).
     """
     rows = [
-        vars(row) | {"first_token_s": row.first_token_s, "last_token_s": row.last_token_s}
+        vars(row)
+        | {"error": redacted(row.error)}
+        | {"first_token_s": row.first_token_s, "last_token_s": row.last_token_s}
         for row in window.rows
     ]
     account = {

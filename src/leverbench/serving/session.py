@@ -28,7 +28,7 @@ from leverbench.serving.failures import (
 from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
 from leverbench.serving.machine import machine_fingerprint, placement
 from leverbench.serving.processes import Process
-from leverbench.serving.secrets import masked, masked_fields, recorded_environment
+from leverbench.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.spec import ServerSpec
 
 # The causes by which a server ends of itself, and its log may tell why.

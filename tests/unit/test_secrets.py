@@ -1,6 +1,6 @@
 """Secrets are never written down."""
 
-from leverbench.serving.secrets import masked, masked_fields, recorded_environment
+from leverbench.secrets import masked, masked_fields, recorded_environment
 
 
 def test_only_what_matters_is_recorded_and_secrets_are_masked():

@@ -1,5 +1,6 @@
 """What of an environment or a command line may be written down."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ MASK = "***"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 # Engines count tokens and have tokenizers: their arguments and fields stay readable.
 _SECRET_ARGUMENT = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASSWORD", re.IGNORECASE)
+# Shorter values are words and numbers that stand in every record.
+_MIN_SECRET_CHARACTERS = 8
 # Libraries that every engine stands on read these.
 _RECORDED = ("NCCL_", "CUDA_", "TRITON_", "OMP_", "PYTHONPATH")
 
@@ -60,3 +63,29 @@ def masked(argv: Sequence[str]) -> list[str]:
             shown.append(word)
         secret = named and not equals
     return shown
+
+
+def redacted(value: Any) -> Any:
+    """Returns a JSON-able value in whose texts the secrets of this environment are masked.
+
+    Other programs' messages are copied into records: what they say is not ours to trust.
+    """
+    secrets = [
+        text
+        for name, text in os.environ.items()
+        if _SECRET.search(name) and len(text) >= _MIN_SECRET_CHARACTERS
+    ]
+    # The longest first: one secret may hold another.
+    return _without(value, sorted(secrets, key=len, reverse=True)) if secrets else value
+
+
+def _without(value: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return value
+    if isinstance(value, Mapping):
+        return {_without(key, secrets): _without(item, secrets) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without(item, secrets) for item in value]
+    return value
