@@ -43,9 +43,9 @@ def main() -> None:
         os.execv(command[0], command)
     flags = _flags(command[3:])
     memory, share = os.environ.get("SCRIPT_MEMORY"), flags.get("mem-fraction-static", ["0"])
-    if message := os.environ.get("SCRIPT_END"):
-        if memory is None or float(share[0]) > float(memory):
-            sys.exit(os.path.expandvars(message))
+    message = os.environ.get("SCRIPT_END")
+    if message and (memory is None or float(share[0]) > float(memory)):
+        sys.exit(os.path.expandvars(message))
     script = Script(**json.loads(os.environ.get("SCRIPT", "{}")))
     effective = {name.replace("-", "_"): _value(words) for name, words in flags.items()}
     asyncio.run(serve_until_told(script, int(flags["port"][0]), effective))

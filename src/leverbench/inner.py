@@ -33,9 +33,7 @@ def run(targets: Sequence[str], config: Sequence[str], cores: int) -> None:
     parent, project = os.getpid(), Path.cwd()
     # The words above are all that is meant to tell an inner run what to do.
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
-    inner = subprocess.Popen(
-        command, env=environment, preexec_fn=lambda: die_with_parent(parent)
-    )
+    inner = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
     while True:
         try:
             returncode = inner.wait(_POLL_S)

@@ -461,7 +461,10 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
     except LeverbenchError as error:
         yield error
     # Each interpreter is asked once, whatever its number of variants.
-    engines = {(v.engine.python, v.engine.wrapper, v.engine.version): v.engine for v in campaign.variants.values()}
+    engines = {
+        (engine.python, engine.wrapper, engine.version): engine
+        for engine in (variant.engine for variant in campaign.variants.values())
+    }
     for engine in engines.values():
         try:
             installed = identify(engine).version
@@ -472,7 +475,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
             yield LeverbenchError(
                 f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
                 where=campaign.file,
-                cure="Name an interpreter that has it with engine.python, or change engine.version.",
+                cure="Name its interpreter with engine.python, or change engine.version.",
             )
 
 

@@ -199,7 +199,8 @@ def test_a_session_s_job_ends_with_its_snakemake(scripted, tmp_path):
     run = scripted.start("--config", "execution=session", log=tmp_path / "log")
     end = time.monotonic() + 60
     while not any(e["what"] == "measure-begin" for e in events(scripted)):
-        assert time.monotonic() < end and run.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < end
+        assert run.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)
 
     os.kill(run.pid, signal.SIGKILL)

@@ -111,7 +111,8 @@ def bench(
     # The requests first: a record that exists has its requests beside it.
     write_requests(requests, measured.window, about)
     again = measured.session.server.server_id != started["server_id"]
-    records.write_record(record, {**_row(about, launch, point, measured), "launch_index": 2 if again else 1})
+    row = _row(about, launch, point, measured)
+    records.write_record(record, {**row, "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
     note_history(f"point c{point.concurrency}", seconds)
     print(

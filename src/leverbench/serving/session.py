@@ -18,6 +18,7 @@ from leverbench.engines import Address, AppliedLever, Engine, NoAnswer, get_engi
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -28,7 +29,6 @@ from leverbench.serving.failures import (
 from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
 from leverbench.serving.machine import machine_fingerprint, placement
 from leverbench.serving.processes import Process
-from leverbench.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.spec import ServerSpec
 
 # The causes by which a server ends of itself, and its log may tell why.
@@ -160,9 +160,7 @@ def _recovery_memory(launch: Launch, patience: Patience) -> Path | None:
     return folder / f"{key[:16]}.json"
 
 
-def _launch_once(
-    launch: Launch, patience: Patience, taken: Sequence[Mapping[str, Any]]
-) -> str:
+def _launch_once(launch: Launch, patience: Patience, taken: Sequence[Mapping[str, Any]]) -> str:
     with open_session(launch, patience, taken, measured=False) as session:
         return session.server.server_id
 
