@@ -98,10 +98,10 @@ class Project:
 
     def markers(self) -> list[str]:
         """Returns the marker of each planned session, for runs of one job a session."""
-        return [
-            f"state/sessions/{self.campaign.name}/{variant}/s{session}"
-            for variant, session in self._sessions(self.only)
-        ]
+        return [self._marker(*session) for session in self._sessions(self.only)]
+
+    def _marker(self, variant: str, session: int) -> str:
+        return f"state/sessions/{self.campaign.name}/{variant}/s{session}"
 
     def inner_config(self) -> list[str]:
         """Returns ``--config`` of a run inside a session's job, which shares a kept server."""
@@ -139,37 +139,38 @@ class Project:
         gate = f"state/gate/{self.campaign.name}"
         return [plan, *self.point_records(), *self.profile_records(), report, gate]
 
-    def forced(self, asked: Collection[str]) -> set[str]:
-        """Returns what is made again although its inputs are what they were.
+    def is_due(self, path: str) -> bool:
+        """Returns whether a record, or a session's marker, is made again though no input changed.
 
-        Sessions that did not start, or needed recovery, where the campaign's recovery steps have
-        changed; what ``remeasure`` and ``on_environment_change: remeasure`` name; and, where one
-        job is one session, sessions that lack a record.
-
-        Args:
-            asked: The files that the run was asked for; empty for all.
+        That are sessions that did not start, or needed recovery, where the campaign's recovery
+        steps have changed; what ``remeasure`` and ``on_environment_change: remeasure`` name; and,
+        where one job is one session, sessions that lack a record.
         """
-        found: set[str] = set()
-        for variant, session in self._sessions(self.only):
-            own, *measured = self.records_of(variant, session)
+        return path in self._due
+
+    @cached_property
+    def _due(self) -> set[str]:
+        due: set[str] = set()
+        for session in self.order:
+            own, *measured = self.records_of(*session)
             if not Path(own).exists():
                 continue
             record = records.read_record(Path(own))
             if self._recovers_otherwise(record) or self._is_outdated(record):
-                found.add(own)
+                due.add(own)
             elif self.campaign.remeasure == "protocol":
                 existing = [path for path in measured if Path(path).exists()]
-                found |= {p for p in existing if self._is_outdated(records.read_record(Path(p)))}
+                due |= {p for p in existing if self._is_outdated(records.read_record(Path(p)))}
         if self.campaign.on_environment_change == "remeasure":
-            found |= {str(_session_record(path)) for path in self._environment_changes()}
+            due |= {str(_session_record(path)) for path in self._environment_changes()}
         if self.campaign.execution == "session":
-            found = {
-                marker
-                for marker, session in zip(self.markers(), self._sessions(self.only), strict=True)
-                if found.intersection(made := self.records_of(*session))
+            due = {
+                self._marker(*session)
+                for session in self.order
+                if due.intersection(made := self.records_of(*session))
                 or not all(Path(path).exists() for path in made)
             }
-        return found.intersection(asked) if asked else found
+        return due
 
     def model_manifest(self) -> list[str]:
         """Returns the manifest of a model that the workflow makes, or nothing."""

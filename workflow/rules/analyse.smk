@@ -11,5 +11,7 @@ rule analyse:
         "logs/{campaign}/analyse.log",
     conda:
         "../../envs/leverbench.yaml"
+    params:
+        records=RUN.session_records() + RUN.measured_records(),
     script:
         "../scripts/analyse.py"

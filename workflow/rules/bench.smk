@@ -1,6 +1,9 @@
 rule bench:
     input:
         session="results/{campaign}/{variant}/s{session}/server.json",
+        again=again_if_due(
+            "results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.json"
+        ),
     output:
         record="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.json",
         requests="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.parquet",

@@ -1,6 +1,5 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
-import dataclasses
 from pathlib import Path
 
 from leverbench import project
@@ -16,16 +15,6 @@ CAMPAIGN = RUN.campaign
 # Not params: patience changes no figure, so that more of it measures nothing again.
 PATIENCE = patience(CAMPAIGN).as_resources()
 
-# What is asked for again although no input has changed; a job's own process has a target already.
-if not workflow.dag_settings.target_jobs:
-    workflow.dag_settings = dataclasses.replace(
-        workflow.dag_settings,
-        forcerun={
-            *workflow.dag_settings.forcerun,
-            *RUN.forced(workflow.dag_settings.targets),
-        },
-    )
-
 
 wildcard_constraints:
     campaign=CAMPAIGN.name,
@@ -38,6 +27,18 @@ wildcard_constraints:
 def campaign_targets():
     """Returns what `rule all` asks for."""
     return RUN.targets()
+
+
+def again_if_due(record):
+    """Returns an input that is newer than any file, for what is due although no input changed.
+
+    Where it is not due there is no such input; `input` is no trigger in profiles/default.
+    """
+
+    def again(wildcards):
+        return ["/proc/uptime"] if RUN.is_due(record.format(**wildcards)) else []
+
+    return again
 
 
 def launch_params(wildcards):

@@ -12,6 +12,8 @@ rule report:
         "logs/{campaign}/report.log",
     conda:
         "../../envs/leverbench.yaml"
+    params:
+        profiles=RUN.profile_records(),
     script:
         "../scripts/report.py"
 

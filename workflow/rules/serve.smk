@@ -2,6 +2,7 @@
 rule serve:
     input:
         model=model_input,
+        again=again_if_due("results/{campaign}/{variant}/s{session}/server.json"),
     output:
         session="results/{campaign}/{variant}/s{session}/server.json",
     log:

@@ -8,6 +8,7 @@ localrules:
 rule session:
     input:
         model=model_input,
+        again=again_if_due("state/sessions/{campaign}/{variant}/s{session}"),
     output:
         marker=touch("state/sessions/{campaign}/{variant}/s{session}"),
     log:
