@@ -144,6 +144,21 @@ class Project:
         Args:
             asked: The files that the run was asked for; empty for all.
         """
+        try:
+            found = self._made_again()
+        except LeverbenchError as error:
+            _exit(error)
+        if self.campaign.execution == "session":
+            found = {
+                marker
+                for marker, session in zip(self.markers(), self._sessions(self.only), strict=True)
+                if found.intersection(made := self.records_of(*session))
+                or not all(Path(path).exists() for path in made)
+            }
+        return found.intersection(asked) if asked else found
+
+    def _made_again(self) -> set[str]:
+        """Returns the records that are measured again although they exist."""
         found: set[str] = set()
         for variant, session in self._sessions(self.only):
             own, *measured = self.records_of(variant, session)
@@ -155,16 +170,11 @@ class Project:
             elif self.campaign.remeasure == "protocol":
                 existing = [path for path in measured if Path(path).exists()]
                 found |= {p for p in existing if self._is_outdated(records.read_record(Path(p)))}
-        if self.campaign.on_environment_change == "remeasure":
-            found |= {str(_session_record(path)) for path in self._environment_changes()}
-        if self.campaign.execution == "session":
-            found = {
-                marker
-                for marker, session in zip(self.markers(), self._sessions(self.only), strict=True)
-                if found.intersection(made := self.records_of(*session))
-                or not all(Path(path).exists() for path in made)
-            }
-        return found.intersection(asked) if asked else found
+        # Where a device or an engine is missing there is nothing to compare, and a run would stop.
+        remeasure = self.campaign.on_environment_change == "remeasure"
+        if remeasure and next(missing(self.campaign, self.directory), None) is None:
+            found |= {self.records_of(*session)[0] for session, _ in self._environment_changes()}
+        return found
 
     def model_manifest(self) -> list[str]:
         """Returns the manifest of a model that the workflow makes, or nothing."""
@@ -289,7 +299,7 @@ class Project:
 
     def _recovers_otherwise(self, record: Mapping[str, Any]) -> bool:
         """Whether a session's end or settings may be others with the present recovery steps."""
-        concerned = record["outcome"] in RECOVERABLE or record.get("recovery")
+        concerned = record.get("outcome") in RECOVERABLE or record.get("recovery")
         offered = patience(self.campaign).recovery_digest
         return bool(concerned) and record.get("recovery_offered") != offered
 
@@ -300,12 +310,12 @@ class Project:
             and record.get("protocol", PROTOCOL_VERSION) < PROTOCOL_VERSION
         )
 
-    def _environment_changes(self) -> dict[str, list[str]]:
-        """Returns, by path of a valid point, what of its environment is another today."""
+    def _environment_changes(self) -> list[tuple[Session, list[str]]]:
+        """Returns what is another today than in a valid record, one entry for each of these."""
         if self.campaign.attached:
-            return {}
+            return []
         present: dict[str, dict[str, Any]] = {}
-        changed = {}
+        changes = []
         for variant, session in self.order:
             for path in self.records_of(variant, session):
                 record = records.read_record(Path(path)) if Path(path).exists() else {}
@@ -320,14 +330,18 @@ class Project:
                     if name in then and then[name] != now
                 ]
                 if other:
-                    changed[path] = other
-        return changed
+                    changes.append(((variant, session), other))
+        return changes
 
     def _environment(self, variant: str) -> dict[str, Any]:
         """Returns what of this machine must be what it was, by the names that records use."""
-        model = Path(self.campaign.model_path or "")
+        engine = identify(self.campaign.variants[variant].engine).digest
+        return {**self._machine_and_model, "engine": engine}
+
+    @cached_property
+    def _machine_and_model(self) -> dict[str, Any]:
         found: dict[str, Any] = dict(machine_fingerprint(self.campaign.devices))
-        found["engine"] = identify(self.campaign.variants[variant].engine).digest
+        model = Path(self.campaign.model_path or "")
         if (model / "config.json").exists():
             found["model"] = model_facts(model).digest
         return found
@@ -335,11 +349,11 @@ class Project:
     def _require_same_environment(self) -> None:
         if self.campaign.on_environment_change != "error":
             return
-        changed = self._environment_changes()
-        if changed:
-            what = "; ".join(dict.fromkeys(text for texts in changed.values() for text in texts))
+        changes = self._environment_changes()
+        if changes:
+            what = "; ".join(dict.fromkeys(text for _, texts in changes for text in texts))
             raise LeverbenchError(
-                f"{len(changed)} points were measured under other conditions: {what}",
+                f"{len(changes)} records were made under other conditions: {what}",
                 where=self.campaign.file,
                 cure=(
                     "Choose with --config on_environment_change=remeasure (their sessions are"
@@ -448,8 +462,9 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
     except LeverbenchError as error:
         yield error
     # Each interpreter is asked once, whatever its number of variants.
-    engines = {(v.engine.python, v.engine.wrapper, v.engine.version): v.engine for v in campaign.variants.values()}
-    for engine in engines.values():
+    engines = [variant.engine for variant in campaign.variants.values()]
+    asked = {(engine.python, engine.wrapper, engine.version): engine for engine in engines}
+    for engine in asked.values():
         try:
             installed = identify(engine).version
         except LeverbenchError as error:
@@ -459,7 +474,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
             yield LeverbenchError(
                 f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
                 where=campaign.file,
-                cure="Name an interpreter that has it with engine.python, or change engine.version.",
+                cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
 
 
@@ -480,11 +495,6 @@ def _keep_superseded(outputs: Iterable[Path]) -> None:
             kept = _SUPERSEDED / path.parent / f"{path.stem}.{when}{path.suffix}"
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, kept)
-
-
-def _session_record(point: str) -> Path:
-    """Returns the record of a point's session."""
-    return Path(point).parents[1] / "server.json"
 
 
 def _changed(name: str, then: Any, now: Any) -> str:
