@@ -150,6 +150,20 @@ class Project:
 
     @cached_property
     def _due(self) -> set[str]:
+        try:
+            due = self._due_records()
+        except LeverbenchError as error:
+            _exit(error)
+        if self.campaign.execution == "session":
+            due = {
+                self._marker(*session)
+                for session in self.order
+                if due.intersection(made := self.records_of(*session))
+                or not all(Path(path).exists() for path in made)
+            }
+        return due
+
+    def _due_records(self) -> set[str]:
         due: set[str] = set()
         for session in self.order:
             own, *measured = self.records_of(*session)
@@ -161,15 +175,10 @@ class Project:
             elif self.campaign.remeasure == "protocol":
                 existing = [path for path in measured if Path(path).exists()]
                 due |= {p for p in existing if self._is_outdated(records.read_record(Path(p)))}
-        if self.campaign.on_environment_change == "remeasure":
-            due |= {str(_session_record(path)) for path in self._environment_changes()}
-        if self.campaign.execution == "session":
-            due = {
-                self._marker(*session)
-                for session in self.order
-                if due.intersection(made := self.records_of(*session))
-                or not all(Path(path).exists() for path in made)
-            }
+        # Where a device or an engine is missing there is nothing to compare, and a run would stop.
+        remeasure = self.campaign.on_environment_change == "remeasure"
+        if remeasure and next(missing(self.campaign, self.directory), None) is None:
+            due |= {self.records_of(*session)[0] for session, _ in self._environment_changes()}
         return due
 
     def model_manifest(self) -> list[str]:
@@ -244,7 +253,7 @@ class Project:
                 )
             self._require_own_results()
             preflight(self.campaign, self.directory)
-            self._require_same_environment()
+            self._require_same_environment({path for made in jobs.values() for path in made})
         except LeverbenchError as error:
             _exit(error)
         print(self.describe(), file=sys.stderr, flush=True)
@@ -302,7 +311,7 @@ class Project:
 
     def _recovers_otherwise(self, record: Mapping[str, Any]) -> bool:
         """Whether a session's end or settings may be others with the present recovery steps."""
-        concerned = record["outcome"] in RECOVERABLE or record.get("recovery")
+        concerned = record.get("outcome") in RECOVERABLE or record.get("recovery")
         offered = patience(self.campaign).recovery_digest
         return bool(concerned) and record.get("recovery_offered") != offered
 
@@ -313,15 +322,20 @@ class Project:
             and record.get("protocol", PROTOCOL_VERSION) < PROTOCOL_VERSION
         )
 
-    def _environment_changes(self) -> dict[str, list[str]]:
-        """Returns, by path of a valid point, what of its environment is another today."""
+    def _environment_changes(self, made: Collection[str] = ()) -> list[tuple[Session, list[str]]]:
+        """Returns what is another today than in a valid record, one entry for each of these.
+
+        Args:
+            made: Records that do not count, because this run replaces them.
+        """
         if self.campaign.attached:
-            return {}
+            return []
         present: dict[str, dict[str, Any]] = {}
-        changed = {}
+        changes = []
         for variant, session in self.order:
             for path in self.records_of(variant, session):
-                record = records.read_record(Path(path)) if Path(path).exists() else {}
+                keeps = path not in made and Path(path).exists()
+                record = records.read_record(Path(path)) if keeps else {}
                 if not record.get("valid"):
                     continue
                 if variant not in present:
@@ -333,26 +347,35 @@ class Project:
                     if name in then and then[name] != now
                 ]
                 if other:
-                    changed[path] = other
-        return changed
+                    changes.append(((variant, session), other))
+        return changes
 
     def _environment(self, variant: str) -> dict[str, Any]:
         """Returns what of this machine must be what it was, by the names that records use."""
-        model = Path(self.campaign.model_path or "")
+        engine = identify(self.campaign.variants[variant].engine).digest
+        return {**self._machine_and_model, "engine": engine}
+
+    @cached_property
+    def _machine_and_model(self) -> dict[str, Any]:
         found: dict[str, Any] = dict(machine_fingerprint(self.campaign.devices))
-        found["engine"] = identify(self.campaign.variants[variant].engine).digest
+        model = Path(self.campaign.model_path or "")
         if (model / "config.json").exists():
             found["model"] = model_facts(model).digest
         return found
 
-    def _require_same_environment(self) -> None:
+    def _require_same_environment(self, made: Collection[str]) -> None:
+        """Raises where records that this run keeps were made under other conditions.
+
+        Args:
+            made: The files that this run makes.
+        """
         if self.campaign.on_environment_change != "error":
             return
-        changed = self._environment_changes()
-        if changed:
-            what = "; ".join(dict.fromkeys(text for texts in changed.values() for text in texts))
+        changes = self._environment_changes(made)
+        if changes:
+            what = "; ".join(dict.fromkeys(text for _, texts in changes for text in texts))
             raise LeverbenchError(
-                f"{len(changed)} points were measured under other conditions: {what}",
+                f"{len(changes)} records were made under other conditions: {what}",
                 where=self.campaign.file,
                 cure=(
                     "Choose with --config on_environment_change=remeasure (their sessions are"
@@ -370,7 +393,6 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
     Args:
         directory: The working directory of the run.
         config: What ``--config`` gave: ``campaign``, ``sessions``, ``only`` and `RUN_KEYS`.
-        cluster: Whether the run hands its jobs to another machine.
     """
     try:
         project = read_project(directory, config)
@@ -476,7 +498,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
             yield LeverbenchError(
                 f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
                 where=campaign.file,
-                cure="Name its interpreter with engine.python, or change engine.version.",
+                cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
 
 
@@ -497,11 +519,6 @@ def _keep_superseded(outputs: Iterable[Path]) -> None:
             kept = _SUPERSEDED / path.parent / f"{path.stem}.{when}{path.suffix}"
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, kept)
-
-
-def _session_record(point: str) -> Path:
-    """Returns the record of a point's session."""
-    return Path(point).parents[1] / "server.json"
 
 
 def _changed(name: str, then: Any, now: Any) -> str:

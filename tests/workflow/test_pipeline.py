@@ -80,16 +80,14 @@ def test_failures_of_the_lasting_kind_leave_the_others_alone(scripted):
 
 
 def test_recovery_from_too_little_memory(scripted):
-    memory = {"SCRIPT_MEMORY": "0.3", "SCRIPT_END": OUT_OF_MEMORY}
+    engine = scripted.campaign()["engine"]
+    engine["env"] |= {"SCRIPT_END": OUT_OF_MEMORY, "SCRIPT_MEMORY": "0.5"}
     scripted.change(
+        engine=engine,
         variants={
             "baseline": {},
-            "greedy": {"from": "baseline", "lever": "memory", "env": memory},
-            "greedier": {
-                "from": "greedy",
-                "lever": "memory",
-                "env": {"SCRIPT_MEMORY": "0.05"},
-            },
+            "greedy": {"from": "baseline", "env": {"SCRIPT_MEMORY": "0.3"}},
+            "greedier": {"from": "greedy", "env": {"SCRIPT_MEMORY": "0.05"}},
         },
         recovery={
             "out-of-memory": [

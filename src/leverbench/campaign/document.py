@@ -1,8 +1,9 @@
 """YAML documents whose values remember their line, for errors that name it."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -67,12 +68,54 @@ def read_document(path: Path) -> Document:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         # A tag whose value is not of its kind, or a structure that holds itself.
         raise LeverbenchError(f"not plain YAML: {error}", where=str(path)) from None
-    return Document(str(path), data, lines)
+    document = Document(str(path), data, lines)
+    return replace(document, data=_normal(document, data))
 
 
-def key_text(key: object) -> str:
+def _key_text(key: object) -> str:
     """Returns a key as text: ``1``, ``1.0`` and ``0x1`` are one key to YAML."""
     return str(int(key) if isinstance(key, float) and key.is_integer() else key)
+
+
+def _normal(document: Document, value: Any, at: tuple[str, ...] = ()) -> Any:
+    """Makes keys text, and whole numbers integers, except among an engine's settings.
+
+    YAML reads 1 and 1.0 as numbers; names and the ladder's keys are text, counts are whole.
+
+    Raises:
+        LeverbenchError: Something that no record can hold, such as a date or a NaN.
+    """
+
+    def refuse(what: str) -> NoReturn:
+        raise LeverbenchError(
+            f"{'.'.join(at)}: {what}",
+            where=document.where(at),
+            cure="Text, finite numbers, true, false, null, lists and mappings can be recorded.",
+        )
+
+    if isinstance(value, dict):
+        texts = {_key_text(key): item for key, item in value.items()}
+        return {text: _normal(document, item, (*at, text)) for text, item in texts.items()}
+    if isinstance(value, list):
+        return [_normal(document, item, (*at, str(n))) for n, item in enumerate(value)]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            refuse(f"{value} is no finite number")
+        return int(value) if value.is_integer() and not _is_setting(at) else value
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            refuse("a character that no command line can hold")
+        return value
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    refuse(f"a {type(value).__name__} cannot be recorded; quote it to make it text")
+
+
+def _is_setting(at: tuple[str, ...]) -> bool:
+    """Whether a path leads into an engine's settings, whatever the variants are called."""
+    named = at[:1] in (("variants",), ("workloads",))
+    keys = at[2:] if named else at
+    return not {"args", "env", "sweep"}.isdisjoint(keys)
 
 
 def _note_lines(
@@ -89,7 +132,7 @@ def _note_lines(
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
-        here = (*at, key_text(loader.construct_object(key, deep=True)))
+        here = (*at, _key_text(loader.construct_object(key, deep=True)))
         line = key.start_mark.line + 1
         if here in lines:
             raise LeverbenchError(

@@ -1,6 +1,7 @@
 """The order of sessions: blocks, in which every variant concerned runs once."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 # Shufflings tried before a neighbour at a block's edge is accepted (two variants have no choice).
@@ -36,28 +37,31 @@ def session_order(
         begun: Sessions of earlier plans, up to the last block that was begun; variants that are
             no longer there leave it.
     """
-    begun = [session for session in begun if session[0] in sessions]
-    last_block = max((number for _, number in begun), default=0)
-    blocks = [[v for v, number in begun if number == s] for s in range(1, last_block + 1)]
-    while True:
-        lacking = {v for v, n in sessions.items() if sum(v in block for block in blocks) < n}
-        if not lacking:
-            break
-        beside = {parent for v in lacking if (parent := parents[v]) is not None}
-        blocks.append(_row(sorted(lacking | beside), blocks, seed))
-    return [(v, number) for number, block in enumerate(blocks, start=1) for v in block]
+    blocks: dict[int, list[str]] = {}
+    for variant, number in sorted(begun, key=lambda session: session[1]):
+        if variant in sessions:
+            blocks.setdefault(number, []).append(variant)
+    planned = Counter(variant for block in blocks.values() for variant in block)
+    while lacking := {variant for variant, count in sessions.items() if planned[variant] < count}:
+        beside = {parent for variant in lacking if (parent := parents[variant]) is not None}
+        block = _row(sorted(lacking | beside), list(blocks.values()), seed)
+        blocks[max(blocks, default=0) + 1] = block
+        planned.update(block)
+    return [(variant, number) for number, block in blocks.items() for variant in block]
 
 
 def _row(variants: list[str], blocks: Sequence[Sequence[str]], seed: int) -> list[str]:
     """Returns the next block of these variants, after the blocks before it."""
-    alike = [index for index, block in enumerate(blocks) if sorted(block) == variants]
-    square, row = divmod(len(alike), len(variants))
+    count = len(variants)
+    alike = [
+        n for n, block in enumerate(blocks) if len(block) == count and sorted(block) == variants
+    ]
+    square, row = divmod(len(alike), count)
     # What stood before this square's first row, whether that is planned now or long measured.
-    start = alike[square * len(variants)] if row else len(blocks)
-    before = next((block[-1] for block in reversed(blocks[:start]) if block), None)
+    start = alike[square * count] if row else len(blocks)
+    before = blocks[start - 1][-1] if start else None
     shuffled = list(variants)
     random.Random(f"variants {seed}").shuffle(shuffled)
-    count = len(variants)
     rng = random.Random(f"rows {seed} {square} {' '.join(variants)}")
     for _ in range(_TRIES):
         rows = [shuffled[k:] + shuffled[:k] for k in rng.sample(range(count), count)]

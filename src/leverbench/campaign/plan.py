@@ -10,6 +10,7 @@ from typing import Any
 
 from leverbench.campaign.model import Campaign, RecoveryStep
 from leverbench.campaign.order import Session, session_order
+from leverbench.errors import LeverbenchError
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.records import append_line, read_record
 
@@ -27,7 +28,8 @@ def note_history(what: str, seconds: float) -> None:
 def planned_order(campaign: Campaign, results: Path) -> list[Session]:
     """Returns the campaign's sessions in the order they are run.
 
-    What an earlier plan of the same file had begun keeps its place: see `session_order`.
+    What an earlier plan of the same file had begun keeps its place, and so does what was measured
+    outside of it, such as a variant that was taken out for a while: see `session_order`.
 
     Args:
         campaign: The resolved campaign.
@@ -36,16 +38,35 @@ def planned_order(campaign: Campaign, results: Path) -> list[Session]:
     Raises:
         LeverbenchError: The earlier plan is damaged.
     """
-    begun: list[Session] = []
-    if (results / "plan.json").exists():
-        plan = read_record(results / "plan.json")
-        if plan.get("file") == campaign.file:
-            order = [(str(variant), int(number)) for variant, number in plan.get("order", ())]
-            measured = [n for v, n in order if (results / v / f"s{n}" / "server.json").exists()]
-            begun = [(v, n) for v, n in order if n <= max(measured, default=0)]
     sessions = {name: variant.sessions for name, variant in campaign.variants.items()}
     parents = {name: variant.parent for name, variant in campaign.variants.items()}
-    return session_order(sessions, parents, campaign.seed, begun)
+    return session_order(sessions, parents, campaign.seed, _begun(campaign, results))
+
+
+def _begun(campaign: Campaign, results: Path) -> list[Session]:
+    """Returns the sessions of blocks that were begun, in the order in which they were planned."""
+    path, planned = results / "plan.json", []
+    if path.exists():
+        plan = read_record(path)
+        if plan.get("file") != campaign.file:
+            return []
+        try:
+            planned = [(str(variant), int(number)) for variant, number in plan["order"]]
+        except (LookupError, TypeError, ValueError):
+            raise LeverbenchError(
+                "the plan has no readable order of sessions",
+                where=str(path),
+                cure="Delete the file: it is made anew, and what was measured stays.",
+            ) from None
+    measured = [
+        (name, int(record.parent.name[1:]))
+        for name in campaign.variants
+        for record in sorted((results / name).glob("s[1-9]*/server.json"))
+        if record.parent.name[1:].isdigit()
+    ]
+    last = max((number for _, number in measured), default=0)
+    begun = dict.fromkeys(session for session in planned if session[1] <= last)
+    return list(begun | dict.fromkeys(measured))
 
 
 def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:

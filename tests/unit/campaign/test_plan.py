@@ -4,11 +4,24 @@ import json
 from pathlib import Path
 
 import pytest
+from unit.campaign.campaign_files import HEAD, load
 
 from leverbench.campaign.file import load_campaign
-from leverbench.campaign.model import Campaign
-from leverbench.campaign.plan import describe, estimate_s, plan_record
-from leverbench.campaign.slices import Launch, Point, launch_slice, point_slice
+from leverbench.campaign.model import Campaign, RecoveryStep
+from leverbench.campaign.order import session_order
+from leverbench.campaign.plan import describe, estimate_s, plan_record, planned_order
+from leverbench.campaign.slices import (
+    Launch,
+    Patience,
+    Point,
+    ProfileSlice,
+    launch_slice,
+    patience,
+    point_slice,
+    profile_slice,
+)
+from leverbench.errors import LeverbenchError
+from leverbench.records import read_record, write_record
 
 TEXT = """\
 campaign: small
@@ -20,9 +33,14 @@ variants:
   float32: {from: baseline, args: {dtype: float32}}
   unset: {from: baseline, env: {OMP_NUM_THREADS: null}}
   again: {from: baseline, control: a-a}
+  both: {cross: [float32, unset]}
 workloads: {random: {dataset: random-ids, input_tokens: 4, output_tokens: 8}}
 ladder: {1: 4, 8: 12}
 sessions: 2
+recovery:
+  out-of-memory:
+    - args: {mem-fraction-static: 0.6}
+    - {args: {dtype: null}, env: {X: 1}}
 """
 
 
@@ -33,47 +51,184 @@ def campaign(tmp_path: Path) -> Campaign:
     return load_campaign(path, {}, lambda engine, key: key)
 
 
-def test_the_record_holds_what_is_resolved(campaign):
-    plan = plan_record(campaign)
+@pytest.fixture
+def order(campaign: Campaign, tmp_path: Path):
+    return planned_order(campaign, tmp_path / "results")
+
+
+def test_the_record_holds_what_is_resolved(campaign, order):
+    plan = plan_record(campaign, order)
 
     assert plan["target"] == {"output_tok_per_s": 100}
     assert plan["ladder"] == {"1": 4, "8": 12}
     assert plan["variants"]["float32"]["delta"] == {"args.dtype": ["bfloat16", "float32"]}
     assert plan["variants"]["again"]["control"] == "a-a"
+    assert plan["variants"]["both"]["cross"] == ["float32", "unset"]
+    assert plan["profile"] == {"concurrency": [16], "steps": 5}
+    assert plan["recovery"]["out-of-memory"][1] == {"args": {"dtype": None}, "env": {"X": "1"}}
     assert sorted(plan["order"]) == sorted([v, s] for v in campaign.variants for s in (1, 2))
     assert json.loads(json.dumps(plan))["order"] == plan["order"]
 
 
-def test_the_text_names_variants_deltas_order_and_jobs(campaign, tmp_path):
-    text = describe(campaign, tmp_path / "none.jsonl", 3)
+def test_the_text_names_variants_deltas_order_and_jobs(campaign, order, tmp_path):
+    text = describe(campaign, order, tmp_path / "none.jsonl", 3)
 
     assert "float32   from baseline, args.dtype: args.dtype: bfloat16 -> float32" in text
     assert "again     control of baseline" in text
+    assert "both      from float32, env.OMP_NUM_THREADS: env.OMP_NUM_THREADS: 1 -> None" in text
     assert "session 2: " in text
     assert "C=8: fewer requests than 2C" in text
-    assert "jobs: 8 launches, 16 points, 3 of them measured" in text
+    assert "C=1: fewer" not in text
+    assert "recovery from out-of-memory: args.mem-fraction-static: 0.6; then" in text
+    assert "jobs: 10 launches, 20 points (3 of them measured), 5 profiles" in text
     assert "unknown until this project has measured once" in text
 
 
-def test_the_estimate_is_the_median_of_the_history(campaign, tmp_path):
+def test_the_estimate_is_the_median_of_the_history(campaign, order, tmp_path):
     history = tmp_path / "h.jsonl"
     entries = [("launch", 10), ("launch", 30), ("launch", 20), ("point c1", 5), ("point c8", 7)]
     torn = '{"what": "launch", "sec{"what": "launch"}\n7\n'
     lines = [json.dumps({"what": w, "seconds": s}) + "\n" for w, s in entries]
     history.write_text(torn + "".join(lines))
 
-    # 8 launches of 20 s, each with a point of 5 s and one of 7 s.
-    assert estimate_s(campaign, history) == 8 * (20 + 5 + 7)
+    # No profile has been taken yet.
+    assert estimate_s(campaign, order, history) is None
+    history.write_text(history.read_text() + '{"what": "profile", "seconds": 11}\n')
+    # 10 launches of 20 s, each with a point of 5 s and one of 7 s; 5 profiles.
+    assert estimate_s(campaign, order, history) == 10 * (20 + 5 + 7) + 5 * 11
 
 
 def test_slices_survive_the_way_into_a_job(campaign):
     launch = launch_slice(campaign, "unset", 2)
     point = point_slice(campaign, "random", 8)
+    profile = profile_slice(campaign, "random", 16)
+    waiting = patience(campaign)
 
     assert launch.removed == ("env.OMP_NUM_THREADS",)
     assert Launch.from_params(json.loads(json.dumps(launch.as_params()))) == launch
     assert Point.from_params(json.loads(json.dumps(point.as_params()))) == point
+    assert ProfileSlice.from_params(json.loads(json.dumps(profile.as_params()))) == profile
+    assert Patience.from_resources(waiting.as_resources()) == waiting
+
+
+def test_the_launch_of_an_attached_server_survives_the_way_into_a_job(tmp_path):
+    head = HEAD.replace("{path: models/m}", "{token_ids: [10, 90]}").replace(
+        ", args: {dtype: bfloat16, device: cpu}, env: {OMP_NUM_THREADS: 1}", ""
+    )
+    launch = launch_slice(load(tmp_path, "a: {attach: 'http://h:1'}\n", head), "a", 1)
+
+    assert launch.token_ids == (10, 90)
+    assert Launch.from_params(json.loads(json.dumps(launch.as_params()))) == launch
 
 
 def test_a_slice_holds_no_other_variant_s_settings(campaign):
     assert "float32" not in json.dumps(launch_slice(campaign, "baseline", 1).as_params())
+
+
+def test_recovery_changes_no_slice_and_has_a_digest(campaign, tmp_path):
+    path = tmp_path / "other.yaml"
+    path.write_text(TEXT.replace("0.6", "0.5"))
+    other = load_campaign(path, {}, lambda engine, key: key)
+
+    assert launch_slice(other, "float32", 1) == launch_slice(campaign, "float32", 1)
+    assert patience(other).recovery_digest != patience(campaign).recovery_digest
+
+
+def test_recovery_steps_stand_on_one_another(campaign):
+    launch = launch_slice(campaign, "baseline", 1)
+    first, second = campaign.recovery["out-of-memory"]
+    back = RecoveryStep(args={"mem-fraction-static": None, "dtype": "float16"}, env={})
+
+    assert launch.recovered([]) == launch
+    once = launch.recovered([first]).engine
+    assert once.args == {"dtype": "bfloat16", "mem-fraction-static": 0.6}
+    twice = launch.recovered([first, second]).engine
+    assert (twice.args, twice.env) == (
+        {"mem-fraction-static": 0.6},
+        {"OMP_NUM_THREADS": "1", "X": "1"},
+    )
+    assert launch.recovered([first, second, back]).engine.args == {"dtype": "float16"}
+
+
+# --- the order goes on from what is there
+
+
+def measure(results: Path, *sessions: tuple[str, int]) -> None:
+    for variant, number in sessions:
+        write_record(results / variant / f"s{number}/server.json", {"outcome": "ok"})
+
+
+def test_a_plan_of_which_nothing_is_measured_binds_nobody(campaign, order, tmp_path):
+    results = tmp_path / "results"
+    path = tmp_path / "c.yaml"
+    write_record(results / "plan.json", plan_record(campaign, order))
+    path.write_text(TEXT.replace("  again:", "  more: {from: baseline, args: {x: 1}}\n  again:"))
+    longer = load_campaign(path, {}, lambda engine, key: key)
+
+    sessions = {name: 2 for name in longer.variants}
+    parents = {name: variant.parent for name, variant in longer.variants.items()}
+    assert planned_order(longer, results) == session_order(sessions, parents, 1)
+
+
+def test_a_variant_added_after_a_block_was_begun_comes_later(campaign, order, tmp_path):
+    results = tmp_path / "results"
+    path = tmp_path / "c.yaml"
+    write_record(results / "plan.json", plan_record(campaign, order))
+    measure(results, order[0])
+    path.write_text(TEXT.replace("  again:", "  more: {from: baseline, args: {x: 1}}\n  again:"))
+
+    longer = planned_order(load_campaign(path, {}, lambda engine, key: key), results)
+    # The first block is complete as planned, and holds its place although one session is there.
+    assert longer[:5] == order[:5]
+    assert all(session != 1 for variant, session in longer if variant == "more")
+    # The second was not begun: it takes the new one in.
+    assert {v for v, session in longer if session == 2} == {*campaign.variants, "more"}
+    assert {v for v, session in longer if session == 3} == {"baseline", "more"}
+
+
+def test_a_variant_that_was_taken_out_for_a_while_keeps_its_sessions(campaign, order, tmp_path):
+    results = tmp_path / "results"
+    measure(results, *order)
+    without = [session for session in order if session[0] != "again"]
+    write_record(
+        results / "plan.json", {**plan_record(campaign, order), "order": list(map(list, without))}
+    )
+
+    assert sorted(planned_order(campaign, results)) == sorted(order)
+
+
+def test_what_was_measured_is_known_without_the_plan_too(campaign, tmp_path):
+    results = tmp_path / "results"
+    measure(results, ("baseline", 4), ("again", 4), ("gone", 9))
+    (results / "baseline/s01").mkdir()
+    (results / "baseline/sx").mkdir()
+
+    found = planned_order(campaign, results)
+    assert [session for session in found if session[1] <= 4] == [("baseline", 4), ("again", 4)]
+    assert {number for _, number in found} == {4, 5, 6}
+
+
+def test_the_plan_of_another_file_is_not_continued(campaign, order, tmp_path):
+    results = tmp_path / "results"
+    measure(results, ("baseline", 7))
+    write_record(results / "plan.json", {**plan_record(campaign, order), "file": "other.yaml"})
+
+    assert planned_order(campaign, results) == order
+
+
+@pytest.mark.parametrize(
+    "damage", [{"order": [["baseline"]]}, {"order": 7}, {"order": [["a", "b"]]}]
+)
+def test_a_damaged_plan_is_one_message(campaign, order, tmp_path, damage):
+    path = tmp_path / "results/plan.json"
+    write_record(path, {**plan_record(campaign, order), **damage})
+    with pytest.raises(LeverbenchError, match="no readable order"):
+        planned_order(campaign, path.parent)
+    record = read_record(path)
+    del record["order"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(LeverbenchError, match="no readable order"):
+        planned_order(campaign, path.parent)
+    path.write_text('{"schema_ver')
+    with pytest.raises(LeverbenchError, match="unreadable record"):
+        planned_order(campaign, path.parent)

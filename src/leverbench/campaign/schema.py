@@ -1,0 +1,59 @@
+"""The campaign file's schema, and its errors as messages."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError, best_match
+
+from leverbench.campaign.document import Document
+from leverbench.errors import LeverbenchError
+
+# The package is installed from its checkout, where the user reads the schema.
+SCHEMA_PATH = Path(__file__).parents[3] / "workflow" / "schemas" / "campaign.schema.yaml"
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Returns the schema of a campaign file."""
+    content: dict[str, Any] = yaml.safe_load(SCHEMA_PATH.read_text(encoding="utf-8"))
+    return content
+
+
+def check_schema(document: Document) -> None:
+    """Raises `LeverbenchError` for the worst thing that the schema has against a file."""
+    error = best_match(Draft202012Validator(schema()).iter_errors(document.data))
+    if error is not None:
+        raise _message(document, error)
+
+
+def _message(document: Document, error: ValidationError) -> LeverbenchError:
+    keys = tuple(error.absolute_path)
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = list(error.schema.get("properties", {}))
+        unknown = next(key for key in error.instance if key not in known)
+        return LeverbenchError(
+            f"unknown key {unknown!r}",
+            where=document.where((*keys, unknown)),
+            cure=f"Known here: {', '.join(known)}.",
+        )
+    if error.parent is not None and error.parent.validator == "propertyNames":
+        keys = (*keys, str(error.instance))
+    where, name = document.where(keys), ".".join(map(str, keys))
+    if error.validator == "type" and error.validator_value == "object" and error.instance is None:
+        cure = "See config/campaign.yaml."
+        if len(keys) == 2 and keys[0] == "variants":
+            cure = "Write {} for a variant that changes nothing."
+        return LeverbenchError(f"{name or 'the file'} is empty", where=where, cure=cure)
+    description = error.schema.get("description") if isinstance(error.schema, dict) else None
+    what = error.message
+    if error.validator == "pattern" and keys[-1:] in (("attach",), ("url",)):
+        # Not quoted: what stands there may hold a password.
+        what = "that is no address that can be used here"
+    return LeverbenchError(
+        f"{name}: {what}" if name else what,
+        where=where,
+        cure=f"It is: {description}" if description else None,
+    )
