@@ -11,19 +11,32 @@ Run it with ``python tests/scripted_server.py --port 0``, or in a thread with `s
 
 import argparse
 import asyncio
+import gzip
 import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aiohttp import web
 
 Misbehaviour = Literal["status", "cut", "no-done", "count", "error", "hang", "garbage"]
+Profiling = Literal["write", "refuse", "never", "empty", "truncated", "foreign", "silent"]
 VOCABULARY_SIZE = 1000
+# What a decode step consists of in its traces: name, start and duration in microseconds. The
+# addition is inside the linear layer, and 30 us of a step of 300 us are in no operation.
+CPU_OPERATIONS = (
+    ("aten::linear", 10.0, 150.0),
+    ("aten::addmm", 20.0, 120.0),
+    ("aten::scaled_dot_product_attention", 170.0, 100.0),
+    ("aten::argmax", 270.0, 20.0),
+)
+KERNELS = (("nvjet_tst_64x8", 15.0, 75.0), ("ncclDevKernel_AllReduce_Sum_bf16", 95.0, 25.0))
+STEP_US = 300.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,12 @@ class Script:
         events_per_write: Events that go out together.
         split_writes: Whether each write goes out in two halves, some time apart.
         answer: What it answers to a chat.
+        right_answers: After how many chats it answers something else.
         metrics_prefix: First part of the names under ``/metrics``.
+        ranks: How many traces it writes of a profile.
+        profiling: What becomes of a profile: "write" is good; it may "refuse", "never" come to
+            the end of its steps, write files that are "empty", "truncated" or "foreign", or write
+            good ones but be "silent" about it in its log.
         misbehave: By number of the ``/generate`` request, from 0: "status" answers 500, "cut"
             breaks the connection half-way, "no-done" leaves out the ``[DONE]``, "count" gives one
             token less than asked, "error" sends an error event half-way, "hang" goes silent
@@ -59,7 +77,10 @@ class Script:
     events_per_write: int = 1
     split_writes: bool = False
     answer: str = "Paris"
+    right_answers: int = 1_000_000
     metrics_prefix: str = "scripted"
+    ranks: int = 1
+    profiling: Profiling = "write"
     misbehave: Mapping[int, Misbehaviour] = field(default_factory=dict)
 
 
@@ -101,6 +122,21 @@ class Generation:
         return [(start + i) % VOCABULARY_SIZE for i in range(count)]
 
 
+@dataclass
+class Recording:
+    """A profile as it was asked for.
+
+    Attributes:
+        asked: The body of the request.
+        running: Requests in the running batch when it began.
+        steps_left: Decode steps still to be recorded.
+    """
+
+    asked: Mapping[str, Any]
+    running: int
+    steps_left: int
+
+
 class ScriptedServer:
     """The server and its account of what it did."""
 
@@ -108,11 +144,16 @@ class ScriptedServer:
         self.script = script
         self.effective = dict(effective or {})
         self.url = ""
+        self.log = ""
         self.generations: list[Generation] = []
+        self.recordings: list[Recording] = []
+        self.profile_stops = 0
         self.flushes = 0
+        self.chats = 0
         self._running: list[Generation] = []
-        self._in_flight = 0
+        self.in_flight = 0
         self._some_running = asyncio.Event()
+        self._recording: Recording | None = None
 
     async def listen(self, port: int) -> web.AppRunner:
         """Starts to serve on 127.0.0.1; port 0 takes a free one. `url` says where."""
@@ -128,6 +169,8 @@ class ScriptedServer:
                 web.post("/flush_cache", self._flush_cache),
                 web.get("/server_info", self._server_info),
                 web.get("/metrics", self._metrics),
+                web.post("/start_profile", self._start_profile),
+                web.post("/stop_profile", self._stop_profile),
             ]
         )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -152,6 +195,7 @@ class ScriptedServer:
                 for generation in self._running:
                     generation.add(script.tokens_per_step)
                 self._running = [g for g in self._running if not g.done]
+                self._count_recorded_step()
             self._some_running.clear()
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
@@ -167,7 +211,7 @@ class ScriptedServer:
         misbehaviour = self.script.misbehave.get(generation.number)
         if misbehaviour == "status":
             return web.json_response({"error": {"message": "scripted failure"}}, status=500)
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             if body.get("stream", False):
                 return await self._stream(http, generation, misbehaviour)
@@ -176,7 +220,7 @@ class ScriptedServer:
                 await generation.counts.get()
             return web.json_response(self._event(generation, generation.asked))
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
             if generation in self._running:  # the client has gone
                 self._running.remove(generation)
 
@@ -246,7 +290,10 @@ class ScriptedServer:
         return {"output_ids": generation.output_ids(count), "meta_info": meta}
 
     async def _chat(self, _: web.Request) -> web.Response:
-        message = {"role": "assistant", "content": self.script.answer}
+        self.chats += 1
+        right = self.chats <= self.script.right_answers
+        content = self.script.answer if right else "something else"
+        message = {"role": "assistant", "content": content}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response({"object": "chat.completion", "choices": [choice]})
 
@@ -254,7 +301,7 @@ class ScriptedServer:
         return web.Response()
 
     async def _flush_cache(self, _: web.Request) -> web.Response:
-        if self._in_flight:
+        if self.in_flight:
             return web.Response(status=400, text="requests are running")
         self.flushes += 1
         return web.Response(text="flushed")
@@ -265,13 +312,72 @@ class ScriptedServer:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         values = {
-            "num_running_reqs": self._in_flight,
+            "num_running_reqs": self.in_flight,
             "prompt_tokens_total": sum(len(g.input_ids) for g in self.generations),
             "generation_tokens_total": sum(len(g.token_times_s) for g in self.generations),
             "cached_tokens_total": sum(g.cached_tokens for g in self.generations),
         }
         prefix = self.script.metrics_prefix
         return web.Response(text="".join(f"{prefix}:{k} {v}\n" for k, v in values.items()))
+
+    async def _start_profile(self, http: web.Request) -> web.Response:
+        asked = await http.json()
+        if self.script.profiling == "refuse" or self._recording:
+            return web.Response(status=500, text="Internal Server Error")
+        self._recording = Recording(asked, len(self._running), asked["num_steps"])
+        self.recordings.append(self._recording)
+        self._say("Profiling starts.", self.script.ranks)
+        return web.Response(text="Start profiling.\n")
+
+    async def _stop_profile(self, _: web.Request) -> web.Response:
+        self.profile_stops += 1
+        if self._recording is None:
+            return web.Response(status=500, text="Internal Server Error")
+        self._write_traces(self._recording)
+        return web.Response(text="Stop profiling.\n")
+
+    def _count_recorded_step(self) -> None:
+        if self._recording is not None and self.script.profiling != "never":
+            self._recording.steps_left -= 1
+            if self._recording.steps_left == 0:
+                self._write_traces(self._recording)
+
+    def _write_traces(self, recording: Recording) -> None:
+        self._recording = None
+        folder = Path(recording.asked["output_dir"])
+        folder.mkdir(parents=True, exist_ok=True)
+        steps = recording.asked["num_steps"] - recording.steps_left
+        content = gzip.compress(make_trace(steps, recording.running, recording.asked["activities"]))
+        content = {
+            "empty": b"",
+            "truncated": content[: len(content) // 2],
+            "foreign": gzip.compress(b'{"spans": []}'),
+        }.get(self.script.profiling, content)
+        for rank in range(self.script.ranks):
+            (folder / f"{time.time()}-TP-{rank}.trace.json.gz").write_bytes(content)
+        self._say("Profiling done.", self.script.ranks)
+
+    def _say(self, line: str, times: int) -> None:
+        if self.script.profiling != "silent":
+            self.log += f"{line}\n" * times
+
+
+def make_trace(steps: int, running: int, activities: Sequence[str]) -> bytes:
+    """Returns the trace of some decode steps, as JSON."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "scheduler"}}
+    ]
+    for step in range(steps):
+        start_us = step * STEP_US
+        marked = {"ph": "X", "cat": "user_annotation", "name": f"step[DECODE bs={running}]"}
+        events.append({**marked, "pid": 7, "tid": 7, "ts": start_us, "dur": STEP_US})
+        for name, at_us, duration_us in CPU_OPERATIONS:
+            call = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 7}
+            events.append({**call, "ts": start_us + at_us, "dur": duration_us})
+        for name, at_us, duration_us in KERNELS if "GPU" in activities else ():
+            call = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 13}
+            events.append({**call, "ts": start_us + at_us, "dur": duration_us})
+    return json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=2).encode()
 
 
 def _sse(payload: str) -> bytes:
@@ -337,6 +443,8 @@ def _parse_arguments() -> tuple[Script, int]:
             parser.add_argument(
                 name, nargs="*", default=[], metavar="NUMBER=HOW", help=f"HOW is {how}"
             )
+        elif option.name == "profiling":
+            parser.add_argument(name, choices=get_args(Profiling), default=option.default)
         elif option.type is bool:
             parser.add_argument(name, action="store_true")
         else:

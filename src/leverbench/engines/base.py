@@ -85,6 +85,9 @@ class Engine(Protocol):
     env_prefix: str
     # A line of the server's log that tells of compilation, tuning or capture.
     compile_pattern: re.Pattern[str]
+    # Lines of the log, one a rank: it begins to record a profile, and has written its trace.
+    profile_begun_pattern: re.Pattern[str]
+    profile_done_pattern: re.Pattern[str]
 
     def stop_grace_s(self, devices: Sequence[str]) -> float:
         """Returns the time between the request to stop and the kill, with no request in flight."""
@@ -138,6 +141,45 @@ class Engine(Protocol):
 
     def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
         """Returns the server's own counters of tokens; None where it does not publish them."""
+        ...
+
+    def start_profile(
+        self, at: Address, output_dir: Path, steps: int, devices: Sequence[str], timeout_s: float
+    ) -> None:
+        """Records the next decode steps, on each rank; returns as soon as recording has begun.
+
+        Each rank writes its trace, in the profiler's JSON, without stacks and shapes.
+
+        Args:
+            at: The server; where it refuses, the `NoAnswer` has an HTTP status.
+            output_dir: An absolute path, as the server sees it.
+            steps: Scheduler steps of any kind after which the recording ends by itself.
+            devices: The server's devices.
+            timeout_s: Longest wait for the answer.
+        """
+        ...
+
+    def stop_profile(self, at: Address, timeout_s: float) -> None:
+        """Ends a recording; returns when its traces are written."""
+        ...
+
+    def profiled_ranks(self, effective: Mapping[str, Any]) -> int:
+        """Returns how many traces a profile makes, by the server's effective arguments."""
+        ...
+
+    def traces(self, output_dir: Path) -> dict[str, Path]:
+        """Returns the traces in a folder by the name of their rank, whole or not."""
+        ...
+
+    def decode_steps(self, annotations: Mapping[str, int]) -> int | None:
+        """Counts the decode steps in a trace.
+
+        Args:
+            annotations: How often each of its annotations occurs.
+
+        Returns:
+            The count, or None where the trace has no annotations to tell by.
+        """
         ...
 
     def memory_failure(self, log: str) -> str | None:

@@ -6,6 +6,7 @@ import http.client
 import importlib.metadata
 import inspect
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,9 @@ _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|to a smaller value|not enough memory|MemoryError"
     r"|[Cc]annot allocate memory|can't allocate memory|std::bad_alloc"
 )
+
+# <profile id>-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; the id is the time.
+_TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
 
 # The first import of an engine from a cold network disk takes minutes.
 _IMPORT_TIMEOUT_S = 600
@@ -118,6 +123,8 @@ class SGLang:
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )
+    profile_begun_pattern = re.compile(r"Profiling starts\b")
+    profile_done_pattern = re.compile(r"Profiling done\b")
 
     def stop_grace_s(self, devices: Sequence[str]) -> float:
         """SGLang looks for its request to stop every 5 s, then ends its processes.
@@ -298,6 +305,47 @@ class SGLang:
                 totals[key] = totals.get(key, 0.0) + float(match[2])
         return totals or None
 
+    def start_profile(
+        self, at: Address, output_dir: Path, steps: int, devices: Sequence[str], timeout_s: float
+    ) -> None:
+        """Uses ``/start_profile``: it counts forwards of any kind, prefills among them."""
+        question = {
+            "output_dir": str(output_dir),
+            "num_steps": steps,
+            "activities": ["CPU"] if devices[0] == "cpu" else ["CPU", "GPU"],
+            # Both are on unless refused, and make traces a hundred times larger.
+            "with_stack": False,
+            "record_shapes": False,
+        }
+        _fetch(at, "/start_profile", timeout_s, json.dumps(question).encode())
+
+    def stop_profile(self, at: Address, timeout_s: float) -> None:
+        """Uses ``/stop_profile``, which answers 500 where nothing is recorded."""
+        _fetch(at, "/stop_profile", timeout_s, b"")
+
+    def profiled_ranks(self, effective: Mapping[str, Any]) -> int:
+        """Each scheduler writes one: tensor, pipeline and data parallel ones.
+
+        Older versions have no ``attn_dp_size``: their ``dp_size`` also stands for data parallel
+        attention, whose ranks are among the tensor parallel ones.
+        """
+        inside = "attn_dp_size" not in effective and effective.get("enable_dp_attention")
+        sizes = ("tp_size", "pp_size") if inside else ("tp_size", "pp_size", "dp_size")
+        return math.prod(effective.get(size) or 1 for size in sizes)
+
+    def traces(self, output_dir: Path) -> dict[str, Path]:
+        """Returns the traces by rank, such as ``TP-0``."""
+        found = ((path, _TRACE_NAME.search(path.name)) for path in sorted(output_dir.iterdir()))
+        return {match[1]: path for path, match in found if match}
+
+    def decode_steps(self, annotations: Mapping[str, int]) -> int | None:
+        """Counts ``step[MODE ...]``; verifications where it speculates, as drafts decode too."""
+        modes: Counter[str] = Counter()
+        for name, count in annotations.items():
+            if match := re.match(r"step\[(\w+)", name):
+                modes[match[1]] += count
+        return (modes["TARGET_VERIFY"] or modes["DECODE"]) if modes else None
+
     def memory_failure(self, log: str) -> str | None:
         """Reads the words of torch, of the memory pool and of the graph capture."""
         if _POOL_TOO_SMALL in log:
@@ -360,6 +408,7 @@ def _fetch(at: Address, path: str, timeout_s: float, body: bytes | None = None) 
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             content: bytes = response.read()
     except urllib.error.HTTPError as error:
+        error.close()
         raise NoAnswer(f"{url}: {error.code} {error.reason}", error.code) from None
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"{url}: {error!r}") from None

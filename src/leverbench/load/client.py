@@ -8,10 +8,13 @@ work does not show in the times that it reports.
 import asyncio
 import gc
 import io
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import aiohttp
 import numpy as np
@@ -22,7 +25,11 @@ from leverbench.load.endpoint import Request, StreamingEndpoint, StreamSummary
 from leverbench.load.sse import split_events
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window, mean_in_flight
 
+Result = TypeVar("Result")
+
 LAG_PERIOD_S = 0.010
+# How often load that nobody measures looks whether it is complete.
+_WATCH_PERIOD_S = 0.005
 # aiohttp stops reading from the socket at twice this. Its default of 64 KiB stalls streams whose
 # events repeat a long context; a response never comes near this one unread.
 _READ_BUFFER_BYTES = 1 << 26
@@ -116,13 +123,7 @@ async def _run(
     # One iterator for all slots: requests are taken up in order, each once.
     pending = iter(zip(requests, bodies, strict=True))
     url = URL(endpoint.url)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-        headers={"Accept-Encoding": "identity", **endpoint.headers},
-        timeout=aiohttp.ClientTimeout(total=None),
-        read_bufsize=_READ_BUFFER_BYTES,
-        auto_decompress=False,
-    ) as session:
+    async with _client_session(endpoint) as session:
         cpu_start_s = time.process_time()
         run = _Run(start_s=time.perf_counter(), started_at_unix_s=time.time())
         lag = asyncio.create_task(_watch_lag(run.loop_lags_s))
@@ -132,6 +133,16 @@ async def _run(
         lag.cancel()
         run.cpu_s = time.process_time() - cpu_start_s
     return run
+
+
+def _client_session(endpoint: StreamingEndpoint) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        headers={"Accept-Encoding": "identity", **endpoint.headers},
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=_READ_BUFFER_BYTES,
+        auto_decompress=False,
+    )
 
 
 async def _slot(
@@ -168,6 +179,114 @@ async def _send(
     except (aiohttp.ClientError, OSError) as error:
         exchange.failure, exchange.error = Failure.BROKEN, f"{type(error).__name__}: {error}"
     exchange.ended_s = time.perf_counter()
+
+
+class LoadFailed(Exception):
+    """A request of load that was kept up for an action has failed."""
+
+
+@dataclass(frozen=True)
+class UnderLoad(Generic[Result]):
+    """What an action gave that was done under load.
+
+    Attributes:
+        result: What it returned.
+        in_flight: When it began, the requests that had their first token and not their last.
+    """
+
+    result: Result
+    in_flight: int
+
+
+def do_under_load(
+    endpoint: StreamingEndpoint,
+    requests: Iterable[Request],
+    concurrency: int,
+    action: Callable[[], Result],
+    *,
+    request_timeout_s: float,
+) -> UnderLoad[Result]:
+    """Does something while `concurrency` requests are in flight, and then breaks those off.
+
+    The action begins when each slot has had its first token, and runs in a thread of its own.
+    Nothing is measured: the bodies are made on the way.
+
+    Args:
+        endpoint: The server and its protocol.
+        requests: What to send, in this order; more than will be needed.
+        concurrency: Number of slots.
+        action: What to do.
+        request_timeout_s: Longest time from send to end of one request.
+
+    Raises:
+        LoadFailed: A request failed before the action returned; what the action itself raises
+            comes first.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(
+            _do_under_load(endpoint, requests, concurrency, action, request_timeout_s)
+        )
+
+
+async def _do_under_load(
+    endpoint: StreamingEndpoint,
+    requests: Iterable[Request],
+    concurrency: int,
+    action: Callable[[], Result],
+    request_timeout_s: float,
+) -> UnderLoad[Result]:
+    url = URL(endpoint.url)
+    run = _Run(start_s=time.perf_counter(), started_at_unix_s=time.time())
+    pending = _until_failure(endpoint, requests, run)
+    async with _client_session(endpoint) as session:
+        slots = [
+            asyncio.create_task(_slot(session, url, pending, run, request_timeout_s))
+            for _ in range(concurrency)
+        ]
+        try:
+            # The first requests are one of each slot.
+            while sum(bool(e.chunks) for e in run.exchanges[:concurrency]) < concurrency:
+                _raise_failure(run)
+                await asyncio.sleep(_WATCH_PERIOD_S)
+            in_flight = sum(bool(e.chunks) and not e.ended_s for e in run.exchanges)
+            result = await _in_thread(action)
+            _raise_failure(run)
+        finally:
+            for slot in slots:
+                slot.cancel()
+            await asyncio.gather(*slots, return_exceptions=True)
+    return UnderLoad(result, in_flight)
+
+
+def _until_failure(
+    endpoint: StreamingEndpoint, requests: Iterable[Request], run: _Run
+) -> Iterator[tuple[Request, bytes]]:
+    """Yields requests while none has failed: a server that refuses is not asked over and over."""
+    for request in requests:
+        if any(exchange.failure for exchange in run.exchanges):
+            return
+        yield request, endpoint.body(request)
+
+
+def _raise_failure(run: _Run) -> None:
+    for exchange in run.exchanges:
+        if exchange.failure:
+            raise LoadFailed(exchange.error)
+
+
+async def _in_thread(action: Callable[[], Result]) -> Result:
+    """Runs an action in a daemon thread: an interrupted job does not wait for it to end."""
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # it cannot be cancelled, only left alone
+
+    def run() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:  # raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 async def _watch_lag(lags_s: list[float]) -> None:

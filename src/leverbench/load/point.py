@@ -12,6 +12,7 @@ from typing import Any
 from leverbench import records
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience, Point
+from leverbench.clock import Clock
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
@@ -131,7 +132,7 @@ def _measure(
     about: Mapping[str, Any],
 ) -> _Measured:
     with open_session(launch, patience, recovery, measured=True) as session:
-        clock = _Clock()
+        clock = Clock()
         before = ask_probe(session.engine, session.address, launch.probe)
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
@@ -193,19 +194,6 @@ def _measure(
             row=_row(about, launch, point, measured),
         )
     return measured
-
-
-class _Clock:
-    """Durations of successive steps."""
-
-    def __init__(self) -> None:
-        self.laps_s: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps_s[name] = round(now - self._last, 4)
-        self._last = now
 
 
 def _seed(launch: Launch, point: Point, phase: str) -> list[object]:

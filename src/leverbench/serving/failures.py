@@ -30,6 +30,9 @@ class Outcome(StrEnum):
     PROFILE_FAILED = "profile-failed"
 
 
+# The cause of a passing failure: the server made no complete profile.
+PROFILE_INCOMPLETE = "profile-incomplete"
+
 SUCCESSES = (Outcome.OK, Outcome.MEASURED, Outcome.PROFILED)
 # Ends of a launch that a campaign can have recovery steps for.
 RECOVERABLE = (Outcome.OUT_OF_MEMORY, Outcome.POOL_TOO_SMALL, Outcome.START_FAILED)
@@ -48,7 +51,8 @@ class PassingFailure(Exception):
     """A failure that another attempt may not see.
 
     Attributes:
-        cause: From a closed vocabulary: `serving.lease.Cause` or `load.validity.InvalidReason`.
+        cause: From a closed vocabulary: `serving.lease.Cause`, `load.validity.InvalidReason` or
+            `PROFILE_INCOMPLETE`.
         detail: What was seen.
         retry: Whether the cause is independent of the result, so that another attempt at once
             does not select results.

@@ -8,7 +8,7 @@ import pytest
 from scripted_server import Script, serving
 
 from leverbench.campaign.model import Engine, Probe
-from leverbench.engines import NoAnswer, get_engine
+from leverbench.engines import Address, NoAnswer, get_engine
 from leverbench.engines.sglang import _cure
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request
@@ -182,3 +182,91 @@ def test_an_interpreter_without_the_engine_is_told(tmp_path):
 def test_an_interpreter_that_is_not_there_is_told():
     with pytest.raises(LeverbenchError, match="does not run"):
         SGLANG.identify(engine(python="/nowhere/python"))
+
+
+def test_a_recording_has_no_stacks_and_no_shapes(tmp_path):
+    with serving(Script()) as server:
+        for device in ("cpu", "gpu0"):
+            SGLANG.start_profile(Address(server.url), tmp_path / device, 7, (device,), 10)
+            SGLANG.stop_profile(Address(server.url), 10)
+
+    assert [recording.asked for recording in server.recordings] == [
+        {
+            "output_dir": str(tmp_path / device),
+            "num_steps": 7,
+            "activities": activities,
+            "with_stack": False,
+            "record_shapes": False,
+        }
+        for device, activities in (("cpu", ["CPU"]), ("gpu0", ["CPU", "GPU"]))
+    ]
+    assert server.profile_stops == 2
+
+
+def test_a_refused_recording_has_a_status(tmp_path):
+    with serving(Script(profiling="refuse")) as server:
+        with pytest.raises(NoAnswer, match="500") as start:
+            SGLANG.start_profile(Address(server.url), tmp_path, 1, ("cpu",), 10)
+        with pytest.raises(NoAnswer, match="500"):
+            SGLANG.stop_profile(Address(server.url), 10)
+
+    assert start.value.status == 500
+
+
+def test_traces_are_known_by_their_names(tmp_path):
+    names = {
+        "1790857026.5-TP-0.trace.json.gz": "TP-0",
+        "1790857026.5-TP-1-DP-3-EP-1.trace.json.gz": "TP-1-DP-3-EP-1",
+        "p-1790857026.5-TP-12-PP-1.trace.json.gz": "TP-12-PP-1",
+        "1790857026.5-TP-0-memory.pickle": None,
+        "merged-1790857026.5.trace.json.gz": None,
+        "tmp.json": None,
+    }
+    for name in names:
+        (tmp_path / name).touch()
+
+    found = SGLANG.traces(tmp_path)
+    assert {path.name: rank for rank, path in found.items()} == {
+        name: rank for name, rank in names.items() if rank
+    }
+
+
+@pytest.mark.parametrize(
+    ("effective", "ranks"),
+    [
+        ({}, 1),
+        ({"tp_size": 4, "pp_size": 1, "dp_size": 1}, 4),
+        ({"tp_size": 4, "pp_size": 2, "dp_size": 2, "attn_dp_size": 1}, 16),
+        ({"tp_size": 4, "dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": True}, 4),
+        ({"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}, 4),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": False}, 8),
+    ],
+)
+def test_each_scheduler_is_a_rank(effective, ranks):
+    assert SGLANG.profiled_ranks(effective) == ranks
+
+
+@pytest.mark.parametrize(
+    ("annotations", "steps"),
+    [
+        ({"step[DECODE bs=16]": 4, "step[DECODE bs=15]": 1, "step[EXTEND bs=1 toks=64]": 1}, 5),
+        ({"step[TARGET_VERIFY bs=16]": 5, "step[DECODE bs=16]": 15}, 5),
+        ({"step[EXTEND bs=1 toks=64]": 2}, 0),
+        ({"scheduler.run_batch": 5}, None),
+        ({}, None),
+    ],
+)
+def test_decode_steps_are_counted_by_their_annotations(annotations, steps):
+    assert SGLANG.decode_steps(annotations) == steps
+
+
+def test_the_log_tells_of_recordings():
+    start = "[2026-01-01 TP0] Profiling starts. Traces will be saved to: /p (with profile id: 1.5)"
+    done = "[2026-01-01 TP0] Profiling done. Traces are saved to: /p"
+
+    for pattern, line in (
+        (SGLANG.profile_begun_pattern, start),
+        (SGLANG.profile_done_pattern, done),
+    ):
+        assert pattern.findall(f"{start}\n{done}\n") == pattern.findall(line)
+        assert len(pattern.findall(line)) == 1

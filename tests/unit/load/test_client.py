@@ -25,7 +25,7 @@ import scripted_server
 from scripted_server import Script, ScriptedServer, serving
 
 from leverbench.campaign.model import Workload
-from leverbench.load.client import run_window
+from leverbench.load.client import LoadFailed, do_under_load, run_window
 from leverbench.load.endpoint import Request, StreamSummary
 from leverbench.load.metrics import point_metrics
 from leverbench.load.validity import judge
@@ -353,6 +353,84 @@ def test_garbage_collection_is_as_before():
 def test_an_empty_window_is_refused(count, concurrency):
     with pytest.raises(ValueError, match="at least one request and one slot"):
         load(ScriptedServer(Script()), count, concurrency)
+
+
+def under_load(server: ScriptedServer, action, count: int = 60, output_tokens: int = 40):
+    return do_under_load(
+        ScriptedEndpoint(server.url + "/generate"),
+        prompts(count, output_tokens=output_tokens),
+        3,
+        action,
+        request_timeout_s=20.0,
+    )
+
+
+def test_an_action_begins_when_every_slot_has_its_first_token():
+    # The slowest of three slots has its first token after 0.3 s, when the others are at their
+    # second request.
+    with serving(Script(ttft_s=0.02, step_s=0.01, slow_first=1, slow_extra_s=0.28)) as server:
+
+        def tokens_seen() -> list[int]:
+            return [len(generation.token_times_s) for generation in server.generations]
+
+        under = under_load(server, tokens_seen, output_tokens=20)
+
+    assert len(under.result) > 3
+    assert 0 not in under.result[:3]
+    assert 1 <= under.in_flight <= 3
+
+
+def test_load_is_kept_up_until_the_action_returns_and_then_broken_off():
+    with serving(Script(step_s=0.01)) as server:
+        alive = []
+
+        def act() -> str:
+            for _ in range(8):
+                time.sleep(0.05)
+                alive.append(server.in_flight)
+            return "done"
+
+        # A request takes 60 ms: within 0.4 s each slot needs several.
+        under = under_load(server, act, output_tokens=6)
+        deadline_s = time.monotonic() + 10
+        while server.in_flight and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+        assert (under.result, server.in_flight) == ("done", 0)
+    assert statistics.mean(alive) > 2
+    assert len(server.generations) >= 6
+    assert len(server.generations) < 60
+
+
+def test_what_an_action_raises_comes_out_and_ends_the_load():
+    with serving(Script(step_s=0.01)) as server:
+
+        def fail() -> None:
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            under_load(server, fail)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_action_does_not_begin_where_a_request_failed(number):
+    with serving(Script(ttft_s=0.05, misbehave={number: "status"})) as server:
+        begun: list[bool] = []
+        with pytest.raises(LoadFailed, match="HTTP 500"):
+            under_load(server, lambda: begun.append(True))
+
+    assert begun == []
+    assert len(server.generations) == 3  # a server that refuses is left alone
+
+
+def test_an_action_under_failing_load_does_not_count():
+    with (
+        serving(Script(step_s=0.01, misbehave={1: "cut"})) as server,
+        pytest.raises(LoadFailed, match="Error"),
+    ):
+        under_load(server, lambda: time.sleep(0.5))
+
+    assert len(server.generations) <= 3
 
 
 def test_the_scripted_server_runs_as_a_process():
