@@ -315,7 +315,7 @@ def _resolve_variants(
         if left_out.intersection(cross):
             continue
         parent = cross[0] if cross else body.get("from")
-        inherited = base if parent is None else _flatten(asdict(resolved[parent].engine))
+        inherited = base if parent is None else _merge(_flatten(asdict(resolved[parent].engine)), {})
         own = _flatten({**body.get("engine", {}), **_own(body)})
         if cross:
             own = _crossed(resolved, cross[0], cross[1], where)
