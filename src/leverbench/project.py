@@ -277,6 +277,7 @@ class Project:
         results, report = Path("results") / self.campaign.name, Path("reports") / self.campaign.name
         plan, csv = results / "plan.json", results / "analysis/measurements.csv"
         points = [path for path in map(Path, self.measured_records()) if path.exists()]
+        profiles = [path for path in map(Path, self.profile_records()) if path.exists()]
         try:
             if not plan.exists():
                 records.write_record(plan, self.plan)
@@ -286,7 +287,9 @@ class Project:
             )
             analysis.analyse(plan, points, attempts, csv, parquet)
             page, findings = report / "index.html", report / "findings.md"
-            render_report(plan, parquet, results / "launches", page, findings, report / "figures")
+            render_report(
+                plan, parquet, results / "launches", profiles, page, findings, report / "figures"
+            )
         except (LeverbenchError, OSError) as error:
             print(f"leverbench: no report of what exists: {error}", file=sys.stderr, flush=True)
             return

@@ -126,14 +126,27 @@ def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) 
         analysis.analyse(Path(plan), paths, attempts, Path(csv), Path(parquet))
 
 
-def report(plan: str, measurements: str, html: str, findings: str, figures: str, log: str) -> None:
+def report(
+    plan: str,
+    measurements: str,
+    profiles: Sequence[str],
+    html: str,
+    findings: str,
+    figures: str,
+    log: str,
+) -> None:
     """Renders the report."""
     with _stage(log):
         from leverbench.report import render_report
 
-        launches = Path(plan).parent / "launches"
         render_report(
-            Path(plan), Path(measurements), launches, Path(html), Path(findings), Path(figures)
+            Path(plan),
+            Path(measurements),
+            Path(plan).parent / "launches",
+            [Path(profile) for profile in profiles],
+            Path(html),
+            Path(findings),
+            Path(figures),
         )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from leverbench.analysis.settings import steps_text
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record, write_bytes
 
@@ -61,6 +63,12 @@ COLUMNS = _FIRST | {
     "loop_lag_p99_ms": _REAL,
     "delivered_concurrency": _REAL,
     **{f"{name}_digest": _TEXT for name in ("launch", "model", "engine", "workload")},
+    "engine_version": _TEXT,
+    "leverbench_version": _TEXT,
+    "placement": _TEXT,
+    "recovery": _TEXT,
+    "attached": _FLAG,
+    "command": _TEXT,
 }
 
 
@@ -262,6 +270,46 @@ def holes(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Hole]:
     ]
 
 
+def command(plan: Mapping[str, Any], name: str) -> str:
+    """Returns the command that measures a row again.
+
+    Targets come first, as ``--config`` takes all words after it. Overrides of how a run goes on
+    are left out: they do not change what is measured.
+
+    Args:
+        plan: The campaign's plan.
+        name: The row's record, as a path below ``results/{campaign}`` without its suffix.
+    """
+    settings = [f"campaign={plan['file']}"]
+    if "sessions" in plan["overrides"]:
+        settings.append(f"sessions={plan['overrides']['sessions']}")
+    target = f"results/{plan['campaign']}/{name}.json"
+    return f".venv/bin/snakemake --cores 8 --force {target} --config {shlex.join(settings)}"
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """Returns a row's name: its record's path below the campaign, without the suffix."""
+    return f"{row['variant']}/s{row['session']}/{row['workload']}/c{row['concurrency']}"
+
+
+def placement_text(placement: Mapping[str, Any] | None) -> str | None:
+    """Returns where a server ran: its GPUs with bus and NUMA node, its CPUs; None if not known."""
+    if placement is None:
+        return None
+    gpus = []
+    for gpu, at in placement["gpus"].items():
+        node = "" if at["numa_node"] is None else f", NUMA node {at['numa_node']}"
+        gpus.append(f"{gpu} ({at['pci']}{node})")
+    cpus = " and ".join(placement["cpus_allowed"])
+    nodes = placement["numa_nodes"]
+    parts = [
+        ", ".join(gpus),
+        f"CPUs {cpus}" if cpus else "",
+        f"of {nodes} NUMA node{'' if nodes == 1 else 's'}" if nodes else "",
+    ]
+    return "; ".join(filter(None, (parts[0], " ".join(filter(None, parts[1:]))))) or None
+
+
 def _point(row: Row) -> Point:
     return row["variant"], row["session"], row["workload"], row["concurrency"]
 
@@ -280,7 +328,16 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
             "parent": plan["variants"][record["variant"]]["parent"],
             "failure_messages": "\n".join(record.get("failure_messages") or ()) or None,
             "warm_up_agreed": (record.get("warm_up") or {}).get("agreed"),
+            "engine_version": (record.get("versions") or {}).get("engine"),
+            "leverbench_version": (record.get("versions") or {}).get("leverbench"),
+            "placement": placement_text(record.get("placement")),
+            "command": command(plan, row_name(record)),
         }
+        if record.get("recovery") is not None:
+            values["recovery"] = steps_text(record["recovery"])
+        if record.get("server_id") is not None:
+            # Only servers that others started say so.
+            values["attached"] = record.get("attached", False)
         if not values["valid"]:
             values["invalid_reason"] = values.get("invalid_reason") or values.get("outcome")
         row = {

@@ -1,6 +1,5 @@
 """What a variant measured relative to its parent, and whether its lever was in force."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,9 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.analysis.measurements import Row, differences, newest
+from leverbench.analysis.settings import (
+    MatchedControl,
+    Steps,
+    as_text,
+    beside_the_lever,
+    changed_settings,
+    changes,
+    matched_control,
+    planned_settings,
+)
 from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
+# Settings whose change can be a change of the engine.
+_OTHER_ENGINE = {"version", "python", "wrapper", "attach"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,8 @@ class Ratio:
         mean: Geometric mean over the sessions, None where there is none.
         low: Smallest of the sessions. With `high` a range, not a confidence interval.
         high: Largest of the sessions.
-        confounded: More than one lever differs.
+        confounded: More than one lever differs, or recovery made settings differ beside it.
+        recovery: These settings, each with both its values; empty where there are none.
         withheld: Why there is no ratio although there may be measurements; None if there may be.
     """
 
@@ -64,6 +76,7 @@ class Ratio:
     low: float | None
     high: float | None
     confounded: bool
+    recovery: tuple[str, ...]
     withheld: str | None
 
 
@@ -86,18 +99,6 @@ class Spread:
     metric: str
     sessions: int
     share: float | None
-
-
-def changes(variant: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns a planned variant's delta as ``{"args.dtype": (old, new)}``; None is unset."""
-    return {key: (old, new) for key, (old, new) in variant["delta"].items()}
-
-
-def as_text(value: Any) -> str:
-    """Returns a setting as a person would write it; None is ``unset``."""
-    if value is None:
-        return "unset"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def read_launches(rows: Sequence[Row], launches_dir: Path) -> dict[str, dict[str, Any]]:
@@ -129,7 +130,12 @@ def applied_levers(
     """
     variants = plan["variants"]
     own = {
-        name: _applied(changes(variant), [row for row in rows if row["variant"] == name], launches)
+        name: _applied(
+            changes(variant),
+            _levers_settings(plan, name),
+            [row for row in rows if row["variant"] == name],
+            launches,
+        )
         for name, variant in variants.items()
     }
 
@@ -147,9 +153,18 @@ def applied_levers(
 
 
 def ratios(
-    plan: Mapping[str, Any], rows: Sequence[Row], applied: Mapping[str, Applied]
+    plan: Mapping[str, Any],
+    rows: Sequence[Row],
+    applied: Mapping[str, Applied],
+    launches: Mapping[str, Mapping[str, Any]],
 ) -> list[Ratio]:
     """Divides each variant's valid rows by its parent's of the same session and conditions.
+
+    Args:
+        plan: The campaign's plan.
+        rows: Measurements.
+        applied: What `applied_levers` found.
+        launches: Launch records by server id, for the recovery steps that they took.
 
     Returns:
         One entry for each variant with a parent, workload, concurrency (of plan or rows) and
@@ -161,8 +176,8 @@ def ratios(
             continue
         proof = applied[name]
         withheld = f"not applied: {proof.reason}" if proof.state == "not applied" else None
-        # Another interpreter or wrapper is another engine: there, that is the lever.
-        free = {"engine"} if {"python", "wrapper"} & set(variant["delta"]) else set()
+        # There, another engine is the lever.
+        free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
         for workload in plan["workloads"]:
             for concurrency in concurrencies(plan, rows):
                 mine, theirs = (
@@ -179,6 +194,7 @@ def ratios(
                         ((), ()) if withheld else _pairs(mine, theirs, metric, free)
                     )
                     values = [value for _, value in sessions]
+                    recovery = _recovery(plan, name, sessions, mine, theirs, launches)
                     found.append(
                         Ratio(
                             variant=name,
@@ -191,11 +207,49 @@ def ratios(
                             mean=_geometric_mean(values),
                             low=min(values, default=None),
                             high=max(values, default=None),
-                            confounded=bool(variant.get("confounded")),
+                            confounded=bool(variant["confounded"] or recovery),
+                            recovery=recovery,
                             withheld=withheld,
                         )
                     )
     return found
+
+
+def matched_controls(
+    plan: Mapping[str, Any],
+    rows: Sequence[Row],
+    launches: Mapping[str, Mapping[str, Any]],
+    found: Sequence[Ratio],
+) -> dict[str, MatchedControl | None]:
+    """Returns the control for each variant with a ratio that recovery confounds.
+
+    Args:
+        plan: The campaign's plan.
+        rows: Measurements.
+        launches: Launch records by server id.
+        found: What `ratios` found.
+
+    Returns:
+        By variant; None where no control can tell lever and recovery apart.
+    """
+    servers = {
+        (row["variant"], row["session"], row["workload"], row["concurrency"]): row["server_id"]
+        for row in rows
+        if row["valid"]
+    }
+    controls: dict[str, MatchedControl | None] = {}
+    for ratio in found:
+        if not ratio.recovery:
+            continue
+        for session, _ in ratio.sessions:
+            own, parents = (
+                _steps(servers[name, session, ratio.workload, ratio.concurrency], launches)
+                for name in (ratio.variant, ratio.parent)
+            )
+            # The last session's steps are the ones that the next launches will take.
+            if beside_the_lever(plan, ratio.variant, own, parents):
+                controls[ratio.variant] = matched_control(plan, ratio.variant, own, parents)
+    return controls
 
 
 def concurrencies(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[int]:
@@ -222,20 +276,79 @@ def spreads(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Spread]:
     return found
 
 
+def _levers_settings(plan: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the planned value of each setting that a variant or one of its parents changes."""
+    variants = plan["variants"]
+    settings, keys = planned_settings(variants[name]), set[str]()
+    above: str | None = name
+    while above is not None:
+        keys |= variants[above]["delta"].keys()
+        above = variants[above]["parent"]
+    return {key: settings.get(key) for key in sorted(keys)}
+
+
+def _steps(server_id: str | None, launches: Mapping[str, Mapping[str, Any]]) -> Steps:
+    return launches.get(server_id or "", {}).get("recovery") or ()
+
+
+def _recovery(
+    plan: Mapping[str, Any],
+    variant: str,
+    sessions: Sequence[tuple[int, float]],
+    mine: Sequence[Row],
+    theirs: Sequence[Row],
+    launches: Mapping[str, Mapping[str, Any]],
+) -> tuple[str, ...]:
+    """Returns the settings beside the lever in which recovery made compared launches differ."""
+    parent = plan["variants"][variant]["parent"]
+    own, parents = (
+        {row["session"]: _steps(row["server_id"], launches) for row in side if row["valid"]}
+        for side in (mine, theirs)
+    )
+    told: dict[str, None] = {}
+    for session, _ in sessions:
+        beside = beside_the_lever(plan, variant, own[session], parents[session])
+        for key, (below, above) in beside.items():
+            told[f"{key}: {as_text(below)} in {parent}, {as_text(above)} in {variant}"] = None
+    return tuple(told)
+
+
 def _applied(
     delta: Mapping[str, tuple[Any, Any]],
+    planned: Mapping[str, Any],
     rows: Sequence[Row],
     launches: Mapping[str, Mapping[str, Any]],
 ) -> Applied:
+    """Decides for one variant alone.
+
+    Args:
+        delta: What it changes.
+        planned: The planned value of each setting that it or one of its parents changes.
+        rows: Its measurements.
+        launches: Launch records by server id.
+    """
     used = dict.fromkeys(row["server_id"] for row in rows if row["valid"])
     if not used:
         return Applied(None, "not measured", "", ())
     refuted, unproven = [], []
     evidence: Counter[str] = Counter()
     for server in used:
+        steps = _steps(server, launches)
+        recovered = {
+            key: value
+            for key, value in changed_settings(steps).items()
+            if key in planned and value != planned[key]
+        }
+        for key, value in recovered.items():
+            causes = " and ".join(dict.fromkeys(step["cause"] for step in steps))
+            told = f"asked {as_text(planned[key])}, {as_text(value)} after recovery from {causes}"
+            refuted.append(f"{key}: {told}")
         levers = launches.get(server, {}).get("levers_applied", ())
         for lever in levers:
             key, verdict = lever["key"], lever["applied"]
+            # The server was asked for what recovery chose.
+            if key in recovered:
+                continue
             if verdict is None and _is_gone(lever, delta.get(key)):
                 verdict = True
             asked = "" if verdict else f"asked {as_text(lever['asked'])}, "
@@ -251,11 +364,11 @@ def _applied(
             unproven.append(f"no evidence of launch {server}")
         else:
             unproven += [f"launch {server} does not mention {k}" for k in delta if k not in seen]
-    told = tuple(evidence.items())
+    seen_of_each = tuple(evidence.items())
     if refuted or unproven:
         reason = "; ".join(dict.fromkeys(refuted or unproven))
-        return Applied(False if refuted else None, "not applied", reason, told)
-    return Applied(True, "applied", "", told)
+        return Applied(False if refuted else None, "not applied", reason, seen_of_each)
+    return Applied(True, "applied", "", seen_of_each)
 
 
 def _is_gone(lever: Mapping[str, Any], change: tuple[Any, Any] | None) -> bool:

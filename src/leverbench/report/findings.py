@@ -1,10 +1,13 @@
 """Findings: short sentences, each made by a rule and naming the rows that it rests on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from leverbench.analysis.ratios import as_text, changes
-from leverbench.report.summary import Summary, row_name
+from leverbench.analysis.measurements import row_name
+from leverbench.analysis.settings import as_text, changes
+from leverbench.report.profiles import Profile, ProfileTable
+from leverbench.report.summary import Summary, engine_text, first_line
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,13 @@ def findings(summary: Summary) -> list[Finding]:
         _ratios,
         _not_compared,
         _confounded,
+        _recovered,
+        _late,
+        _attached,
         _spread,
         _relaunched,
+        _profiled,
+        _not_profiled,
     )
     return [finding for rule in rules for finding in rule(summary)]
 
@@ -59,6 +67,16 @@ def target_sentence(summary: Summary) -> str | None:
     if best.output_tok_per_s >= target:
         return f"{text}; target {target:,.0f}: reached."
     return f"{text}; target {target:,.0f}: {target / best.output_tok_per_s:.1f} times short."
+
+
+def cross_text(summary: Summary, variant: str) -> str:
+    """Returns the two variants whose levers a cross combines; empty for any other variant."""
+    return " x ".join(summary.plan["variants"][variant]["cross"])
+
+
+def session_names(sessions: list[int]) -> str:
+    """Returns sessions by their names: ``s4, s5``."""
+    return ", ".join(f"s{session}" for session in sessions)
 
 
 def _coverage(summary: Summary) -> Iterator[Finding]:
@@ -94,13 +112,15 @@ def _ratios(summary: Summary) -> Iterator[Finding]:
             continue
         delta = changes(summary.plan["variants"][ratio.variant])
         what = "; ".join(f"{k}: {as_text(a)} to {as_text(b)}" for k, (a, b) in delta.items())
+        if cross := cross_text(summary, ratio.variant):
+            what = f"{cross}; {what}"
         sessions = counted(len(ratio.sessions), "session")
         if len(ratio.sessions) > 1:
             sessions = f"range {ratio.low:.3f} to {ratio.high:.3f}, {sessions}"
         text = (
             f"{ratio.variant} ({what or 'no difference'}) measured {ratio.mean:.3f} times the"
             f" output tok/s of {ratio.parent} under {ratio.workload} at C={ratio.concurrency}"
-            f" ({sessions}: no verdict)."
+            f" ({sessions}: no verdict{', confounded' if ratio.confounded else ''})."
         )
         rows = [
             f"{name}/s{session}/{ratio.workload}/c{ratio.concurrency}"
@@ -127,13 +147,110 @@ def _not_compared(summary: Summary) -> Iterator[Finding]:
 
 def _confounded(summary: Summary) -> Iterator[Finding]:
     for name, variant in summary.plan["variants"].items():
-        if variant.get("confounded"):
-            levers = ", ".join(variant.get("levers") or ()) or ", ".join(changes(variant))
+        if variant["confounded"]:
+            levers = ", ".join(variant["levers"]) or ", ".join(changes(variant))
             text = (
                 f"{name} is confounded: it differs from {variant['parent']} in more than one lever"
                 f" ({levers}), so its ratio belongs to none of them alone."
             )
             yield Finding("confounded", text, ())
+
+
+def _recovered(summary: Summary) -> Iterator[Finding]:
+    for variant, settings in summary.recovered.items():
+        control = summary.controls[variant]
+        if control is None:
+            advice = "No control can tell them apart: recovery changed what the lever changes."
+        elif control.planned:
+            advice = f"The campaign has the matched control. {control.compare}"
+        else:
+            advice = f"The report has the matched control to add, {control.name}. {control.compare}"
+        parent = summary.plan["variants"][variant]["parent"]
+        text = (
+            f"{variant} is confounded: so that servers start, recovery made it differ from {parent}"
+            f" beside its lever ({'; '.join(settings)}). {advice}"
+        )
+        rows = [
+            f"{name}/s{session}/{ratio.workload}/c{ratio.concurrency}"
+            for ratio in summary.ratios
+            if ratio.variant == variant and ratio.recovery
+            for session, _ in ratio.sessions
+            for name in (variant, parent)
+        ]
+        yield Finding("recovery", text, tuple(dict.fromkeys(rows)))
+
+
+def _late(summary: Summary) -> Iterator[Finding]:
+    for variant, sessions in summary.late.items():
+        parent = summary.plan["variants"][variant]["parent"]
+        beside = f", with fresh launches of {parent}" if parent else ""
+        text = f"{variant} was added later: measured in sessions {session_names(sessions)}{beside}."
+        yield Finding("added later", text, ())
+
+
+def _attached(summary: Summary) -> Iterator[Finding]:
+    rows: dict[str, list[str]] = {}
+    for row in summary.valid:
+        if row["attached"]:
+            rows.setdefault(row["variant"], []).append(row_name(row))
+    for variant, names in rows.items():
+        told = dict.fromkeys(
+            _told(launch) for launch in summary.launches.values() if launch["variant"] == variant
+        )
+        text = (
+            f"{variant}: others started its server, which its sessions share: they are repetitions,"
+            " not launches, and their spread lacks what differs between launches."
+            f" The server told: {' / '.join(told) or 'nothing that was recorded'}."
+        )
+        yield Finding("attached", text, tuple(names))
+
+
+def _told(launch: Mapping[str, Any]) -> str:
+    settings = launch.get("effective") or {}
+    what = counted(len(settings), "setting") if settings else "none of its settings"
+    return f"{engine_text(launch)}, {what}"
+
+
+def _profiled(summary: Summary) -> Iterator[Finding]:
+    told: dict[str, list[tuple[ProfileTable, Profile]]] = {}
+    for table in summary.profiles:
+        for variant, profile in table.profiles.items():
+            told.setdefault(variant, []).append((table, profile))
+    for variant, profiles in told.items():
+        sentences = " ".join(_largest(table, profile) for table, profile in profiles)
+        cpu = all(profile.device == "cpu" for _, profile in profiles)
+        note = " Shares on a CPU say nothing of a GPU." if cpu else ""
+        names = tuple(profile.name for _, profile in profiles)
+        yield Finding("profile", f"{variant}: {sentences}{note}", names)
+
+
+def _largest(table: ProfileTable, profile: Profile) -> str:
+    where = f"under {table.workload} at C={table.concurrency}"
+    if not (profile.shares and profile.top):
+        return f"{where} the profile holds no operation."
+    category, share = next(iter(profile.shares.items()))
+    top = profile.top[0]
+    text = (
+        f"{where} the largest category is {category} with {share:.1%} of the operations' time,"
+        f" the top operation {top['name']} ({top['category']}) with {top['share']:.1%}."
+    )
+    if profile.large_other is not None:
+        text += (
+            f" No category claims {profile.large_other:.1%}:"
+            f" {', '.join(profile.other_top) or 'no names'}."
+        )
+    return text
+
+
+def _not_profiled(summary: Summary) -> Iterator[Finding]:
+    for hole in summary.profile_holes:
+        if hole.kind == "failed":
+            text = (
+                f"{hole.variant} has no profile under {hole.workload} at C={hole.concurrency}:"
+                f" {hole.reason}: {first_line(hole.detail)}"
+            )
+            row = f"{hole.variant}/profile/{hole.workload}/c{hole.concurrency}"
+            yield Finding("profile", text, (row,))
 
 
 def _spread(summary: Summary) -> Iterator[Finding]:

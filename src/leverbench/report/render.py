@@ -1,8 +1,7 @@
 """Renders a campaign's report from its results, whole or partial."""
 
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from leverbench import __version__
-from leverbench.analysis.ratios import METRICS, as_text, changes, concurrencies
+from leverbench.analysis.measurements import command, placement_text, row_name
+from leverbench.analysis.ratios import METRICS, concurrencies
+from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
-from leverbench.report.findings import counted, findings, target_sentence
-from leverbench.report.summary import Summary, row_name, summarise
+from leverbench.report.findings import (
+    counted,
+    cross_text,
+    findings,
+    session_names,
+    target_sentence,
+)
+from leverbench.report.profiles import OTHER, ProfileTable
+from leverbench.report.summary import Summary, engine_text, first_line, summarise
 
 _LABELS = {
     "output_tok_per_s": "Output tok/s",
@@ -27,18 +35,21 @@ def render_report(
     plan: Path,
     measurements: Path,
     launches: Path,
+    profiles: Sequence[Path],
     out_html: Path,
     out_findings: Path,
     figures_dir: Path,
 ) -> None:
     """Writes the page, the findings and the figures of a campaign.
 
-    What has not been measured is shown as a hole; nothing else than these files is read.
+    What has not been measured is shown as a hole; nothing else is read than these files, and
+    the records of sessions beside the plan.
 
     Args:
         plan: The campaign's ``plan.json``.
         measurements: The Parquet table of `leverbench.analysis.analyse`.
         launches: The folder of launch evidence, which need not exist.
+        profiles: The profile records that exist.
         out_html: One page that needs no other file, no network and no script.
         out_findings: The findings, in Markdown.
         figures_dir: Folder for the figures, each an SVG: ``{workload}-output-tok-per-s``,
@@ -47,7 +58,7 @@ def render_report(
     Raises:
         LeverbenchError: A file is truncated or foreign.
     """
-    summary = summarise(plan, measurements, launches)
+    summary = summarise(plan, measurements, launches, profiles)
     figures = draw_figures(summary.plan, summary.rows, summary.ratios)
     for name, svg in figures.items():
         write_bytes(figures_dir / f"{name}.svg", svg.encode())
@@ -67,7 +78,14 @@ def _environment(**options: Any) -> Environment:
         lstrip_blocks=True,
         **options,
     )
-    environment.filters |= {"num": _number, "counted": counted, "text": as_text}
+    environment.filters |= {
+        "num": _number,
+        "percent": _percent,
+        "counted": counted,
+        "text": as_text,
+        "first_line": first_line,
+        "session_names": session_names,
+    }
     return environment
 
 
@@ -92,11 +110,15 @@ def _context(summary: Summary) -> dict[str, Any]:
         "ratios": {(r.variant, r.workload, r.concurrency, r.metric): r for r in summary.ratios},
         "spreads": {(s.variant, s.workload, s.concurrency, s.metric): s for s in summary.spreads},
         "standing": {name: _standing(summary, name) for name in summary.compared},
-        "commands": [_command(plan, row_name(row)) for row in rows],
-        "command_of_missing": _command(plan, "VARIANT/sSESSION/WORKLOAD/cCONCURRENCY"),
+        "crosses": {name: cross_text(summary, name) for name in plan["variants"]},
+        "commands": [row["command"] for row in rows],
+        "command_of_missing": command(plan, "VARIANT/sSESSION/WORKLOAD/cCONCURRENCY"),
         "unlike_newest": {row_name(row): summary.unlike_newest(row) for row in rows},
         "relaunches": _relaunches(summary),
         "row_name": row_name,
+        "launches": _launches(summary),
+        "other": OTHER,
+        "profile_facts": lambda table: _profile_facts(plan, table),
         "digests": _digests(summary),
         "order_run": _blocks(summary.order),
         "order_planned": _blocks(plan["order"]),
@@ -109,9 +131,34 @@ def _context(summary: Summary) -> dict[str, Any]:
 
 def _engine(summary: Summary) -> str:
     """Returns the engines that were launched."""
-    engines = [launch["engine"] for launch in summary.launches.values()]
-    named = [f"{engine['name']} {engine['version']}" for engine in engines]
+    named = [engine_text(launch) for launch in summary.launches.values()]
     return ", ".join(dict.fromkeys(named)) or "not known yet"
+
+
+def _launches(summary: Summary) -> list[dict[str, Any]]:
+    """Returns what the table of launches says, a row each."""
+    return [
+        {
+            "server": server,
+            "variant": launch["variant"],
+            "session": launch["session"],
+            "outcome": launch["outcome"],
+            "attached": bool(launch.get("attached")),
+            "recorded": _minute(launch["recorded_at"]),
+            "start_s": launch["start_s"],
+            "versions": {"engine": engine_text(launch), **(launch.get("versions") or {})},
+            "placement": placement_text(launch.get("placement")),
+            "recovery": steps_text(launch.get("recovery") or ()),
+            "command": " ".join(
+                [
+                    *(f"{key}={value}" for key, value in (launch.get("env") or {}).items()),
+                    *(launch.get("argv") or ()),
+                ]
+            ),
+            "effective": launch.get("effective") or {},
+        }
+        for server, launch in summary.launches.items()
+    ]
 
 
 def _machine(summary: Summary) -> str:
@@ -141,13 +188,18 @@ def _standing(summary: Summary, variant: str) -> str:
     return f"{numbers[0]} to {numbers[-1]} sessions: no verdict"
 
 
-def _command(plan: Mapping[str, Any], name: str) -> str:
-    """Returns what measures a row again; targets first, as ``--config`` takes all words after."""
-    settings = [f"campaign={plan['file']}"]
-    if "sessions" in plan["overrides"]:
-        settings.append(f"sessions={plan['overrides']['sessions']}")
-    target = f"results/{plan['campaign']}/{name}.json"
-    return f".venv/bin/snakemake --cores 8 --force {target} --config {shlex.join(settings)}"
+def _profile_facts(plan: Mapping[str, Any], table: ProfileTable) -> list[tuple[str, list[str]]]:
+    """Returns what a profile is of: ``(what, values)``, a value for each variant of the plan."""
+    profiles = [table.profiles.get(name) for name in plan["variants"]]
+    nothing = _number(None)
+    return [
+        ("Time of operations, ms", [_ms(p.total_us) if p else nothing for p in profiles]),
+        ("Decode steps", [_number(p.decode_steps) if p else nothing for p in profiles]),
+        (
+            "Requests in flight",
+            [nothing if p is None or p.in_flight is None else str(p.in_flight) for p in profiles],
+        ),
+    ]
 
 
 def _relaunches(summary: Summary) -> dict[str, str]:
@@ -192,6 +244,14 @@ def _minute(timestamp: str) -> str:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _ms(microseconds: float | None) -> str:
+    return _number(None if microseconds is None else microseconds / 1000, 1)
+
+
+def _percent(share: float | None) -> str:
+    return _number(None if share is None else 100 * share, 1) + ("" if share is None else " %")
 
 
 def _inline(svg: str) -> Markup:

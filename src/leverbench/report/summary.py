@@ -1,7 +1,7 @@
 """What a report says, as values: worked out once, for the page and for the findings."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from leverbench.analysis.measurements import (
     differences,
     holes,
     newest,
+    placement_text,
     planned_points,
     read_measurements,
 )
@@ -21,11 +22,15 @@ from leverbench.analysis.ratios import (
     Ratio,
     Spread,
     applied_levers,
+    matched_controls,
     ratios,
     read_launches,
     spreads,
 )
+from leverbench.analysis.settings import MatchedControl, steps_text
 from leverbench.records import read_record
+from leverbench.report.profiles import ProfileHole, ProfileTable, read_profiles
+from leverbench.serving.failures import SUCCESSES
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,17 @@ class Summary:
         applied: By variant.
         ratios: Each variant over its parent.
         spreads: Each variant's sessions against each other.
+        controls: By variant whose ratio recovery confounds: what tells lever and recovery apart.
         holes: Planned points without a valid row.
         planned: Number of planned points.
         measured: Number of these with a valid row.
         best: The point with the greatest output rate, among variants that were not seen to lack a
             setting; None if there is none.
+        failed_sessions: By variant and session that has no server: how it ended, and what
+            recovery steps were tried.
+        profiles: A table for each workload and concurrency that is profiled.
         machines: The values seen of each entry of the machine's fingerprint.
+        versions: The values seen of each version, of where servers ran, and of recovery steps.
         order: ``(variant, session)`` in the order of their first rows.
     """
 
@@ -65,11 +75,15 @@ class Summary:
     applied: Mapping[str, Applied]
     ratios: Sequence[Ratio]
     spreads: Sequence[Spread]
+    controls: Mapping[str, MatchedControl | None]
     holes: Sequence[Hole]
+    failed_sessions: Mapping[tuple[str, int], str]
+    profiles: Sequence[ProfileTable]
     planned: int
     measured: int
     best: Best | None
     machines: Mapping[str, Sequence[str]]
+    versions: Mapping[str, Sequence[str]]
     order: Sequence[tuple[str, int]]
 
     @property
@@ -87,6 +101,33 @@ class Summary:
         """The variants that have a parent."""
         return [name for name, variant in self.plan["variants"].items() if variant["parent"]]
 
+    @property
+    def attached(self) -> bool:
+        """Whether others started the servers."""
+        return list(self.plan["devices"]) == ["attached"]
+
+    @property
+    def recovered(self) -> dict[str, list[str]]:
+        """By variant: the settings beside its lever in which recovery made it differ."""
+        found: dict[str, dict[str, None]] = {}
+        for ratio in self.ratios:
+            if ratio.recovery:
+                found.setdefault(ratio.variant, {}).update(dict.fromkeys(ratio.recovery))
+        return {variant: list(settings) for variant, settings in found.items()}
+
+    @property
+    def profile_holes(self) -> list[ProfileHole]:
+        """The planned profiles that there are not."""
+        return [hole for table in self.profiles for hole in table.holes.values()]
+
+    @property
+    def late(self) -> dict[str, list[int]]:
+        """The sessions of each variant that was added after the first block."""
+        numbers: dict[str, list[int]] = {}
+        for variant, session in self.plan["order"]:
+            numbers.setdefault(variant, []).append(session)
+        return {variant: sorted(own) for variant, own in numbers.items() if min(own) > 1}
+
     def pooled(self, variant: str, workload: str, concurrency: int) -> list[Row]:
         """Returns the rows that a variant's figures at a point are made from."""
         cell = (variant, workload, concurrency)
@@ -101,8 +142,15 @@ class Summary:
         return sum(len(hole.concurrencies) for hole in self.holes if hole.kind == kind)
 
 
-def summarise(plan_path: Path, measurements_path: Path, launches_dir: Path) -> Summary:
+def summarise(
+    plan_path: Path,
+    measurements_path: Path,
+    launches_dir: Path,
+    profile_paths: Sequence[Path],
+) -> Summary:
     """Reads a campaign's results and works out what the report says.
+
+    Beside these files it reads the records of the plan's sessions, from the plan's folder.
 
     Raises:
         LeverbenchError: A file is truncated or foreign.
@@ -120,14 +168,18 @@ def summarise(plan_path: Path, measurements_path: Path, launches_dir: Path) -> S
     started = sorted(
         (row["started_at"], row["variant"], row["session"]) for row in rows if row["started_at"]
     )
+    found = ratios(plan, rows, applied, launches)
     return Summary(
         plan=plan,
         rows=rows,
         launches=launches,
         applied=applied,
-        ratios=ratios(plan, rows, applied),
+        ratios=found,
         spreads=spreads(plan, rows),
+        controls=matched_controls(plan, rows, launches, found),
         holes=holes(plan, rows),
+        failed_sessions=_failed_sessions(plan, plan_path.parent),
+        profiles=read_profiles(plan, profile_paths),
         planned=len(planned),
         measured=len(valid.intersection(planned)),
         best=_best([row for row in rows if applied[row["variant"]].state != "not applied"]),
@@ -136,13 +188,47 @@ def summarise(plan_path: Path, measurements_path: Path, launches_dir: Path) -> S
             for name in (rows[0] if rows else ())
             if name.startswith("machine_")
         },
+        versions=_versions(launches.values()),
         order=list(dict.fromkeys((variant, session) for _, variant, session in started)),
     )
 
 
-def row_name(row: Mapping[str, Any]) -> str:
-    """Returns a row's name: its record's path below the campaign, without the suffix."""
-    return f"{row['variant']}/s{row['session']}/{row['workload']}/c{row['concurrency']}"
+def first_line(text: str) -> str:
+    """Returns what a message begins with: a failed start brings the end of its log along."""
+    return text.strip().partition("\n")[0]
+
+
+def engine_text(launch: Mapping[str, Any]) -> str:
+    """Returns which engine a launch record is of."""
+    engine = launch["engine"]
+    return f"{engine['name']} {engine['version'] or '(version not told)'}"
+
+
+def _failed_sessions(plan: Mapping[str, Any], results: Path) -> dict[tuple[str, int], str]:
+    found = {}
+    for variant, session in plan["order"]:
+        path = results / variant / f"s{session}" / "server.json"
+        record = read_record(path) if path.exists() else None
+        if record is not None and record["outcome"] not in SUCCESSES:
+            tried = steps_text(record.get("recovery") or ())
+            after = f", after the recovery steps {tried}" if tried else ""
+            found[variant, session] = f"{record['outcome']}{after}"
+    return found
+
+
+def _versions(launches: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    seen: dict[str, dict[str, None]] = {}
+    for launch in launches:
+        values = {
+            "engine": engine_text(launch),
+            **(launch.get("versions") or {}),
+            "placement": placement_text(launch.get("placement")),
+            "recovery": steps_text(launch.get("recovery") or ()) or "no step",
+        }
+        for name, value in values.items():
+            if value is not None:
+                seen.setdefault(name, {})[value] = None
+    return {name: sorted(values) for name, values in seen.items()}
 
 
 def _cell(row: Row) -> tuple[str, str, int]:

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leverbench.campaign.model import Campaign, Engine, Limits, Probe, Variant, Workload
+from leverbench.campaign.model import (
+    Campaign,
+    Engine,
+    Limits,
+    Probe,
+    Profile,
+    Variant,
+    Workload,
+)
+from leverbench.campaign.order import session_order
 from leverbench.campaign.plan import plan_record
 from leverbench.records import SCHEMA_VERSION, read_record
 
@@ -25,6 +34,12 @@ DELTAS: dict[str, dict[str, list[Any]]] = {
     "decode-steps-4": {"args.num-continuous-decode-steps": [None, 4]},
 }
 SETTINGS = {"args.dtype": "bfloat16", "env.OMP_NUM_THREADS": "1"}
+MACHINE = {"device": "cpu", "cpu": "Made-up CPU 9000", "cores": "2", "memory_gib": "15"}
+VERSIONS = {"leverbench": "0.9.9", "snakemake": "9.18.0", "python": "3.12.1"}
+PLACEMENT = {"numa_nodes": 1, "gpus": {}, "cpus_allowed": ["0-1"]}
+# Share of the operations' time by category, and the longest operation of each.
+SHARES = {"attention": 0.5, "matrix-multiply": 0.4, "other": 0.1}
+OPERATIONS = {"attention": "decode_kernel", "matrix-multiply": "gemm_bf16", "other": "copy_"}
 LAUNCH_DIGEST = "a" * 64
 REQUESTS = {1: 8, 8: 32, 16: 48}
 
@@ -69,6 +84,16 @@ class FakeCampaign:
     def points(self) -> list[Path]:
         return sorted(self.results.glob("*/s*/*/c*.json"))
 
+    @property
+    def profiles(self) -> list[Path]:
+        return sorted(self.results.glob("*/profile/*/c*/summary.json"))
+
+    def profile(self, variant: str) -> Path:
+        return self.results / variant / "profile" / "random" / "c16" / "summary.json"
+
+    def launch(self, variant: str, session: int) -> Path:
+        return self.launches / f"{variant}-s{session}.json"
+
     def point(self, variant: str, session: int, concurrency: int) -> Path:
         return self.results / variant / f"s{session}" / "random" / f"c{concurrency}.json"
 
@@ -82,12 +107,34 @@ class FakeCampaign:
         self.alter(path, metrics={**read_record(path)["metrics"], **changes})
 
     def alter_lever(self, variant: str, session: int, key: str, **changes: Any) -> None:
-        path = self.launches / f"{variant}-s{session}.json"
+        path = self.launch(variant, session)
         levers = read_record(path)["levers_applied"]
         assert key in [lever["key"] for lever in levers]
         self.alter(
             path, levers_applied=[{**x, **(changes if x["key"] == key else {})} for x in levers]
         )
+
+    def alter_variant(self, variant: str, **changes: Any) -> None:
+        plan = read_record(self.plan)
+        plan["variants"][variant] |= changes
+        write_record(self.plan, plan)
+
+    def recover(self, variant: str, session: int, *steps: dict[str, Any]) -> None:
+        """Lets a session's launch, its record and its points have taken recovery steps."""
+        taken = [{"cause": "out-of-memory", "args": {}, "env": {}, **step} for step in steps]
+        for path in (self.launch(variant, session), self.session(variant, session)):
+            self.alter(path, recovery=taken)
+        for concurrency in BASE:
+            self.alter(self.point(variant, session, concurrency), recovery=taken)
+
+    def attach(self) -> None:
+        """Lets others have started the servers, of which nothing is known but what they tell."""
+        write_record(self.plan, read_record(self.plan) | {"devices": ["attached"]})
+        for path in [*self.points, *self.launches.iterdir()]:
+            self.alter(path, attached=True, placement=None)
+        for path in self.launches.iterdir():
+            unknown = {"argv": [], "env": {}, "start_s": None}
+            self.alter(path, **unknown, effective={"page_size": 64, "dtype": "bfloat16"})
 
     def alter_conditions(self, path: Path, **changes: Any) -> None:
         """Moves a point to another ``machine``, or to another ``model`` or ``engine`` digest."""
@@ -116,23 +163,29 @@ class FakeCampaign:
 def write_campaign(root: Path) -> FakeCampaign:
     """Writes a campaign in which every point was measured."""
     campaign = FakeCampaign(root)
-    plan = plan_record(_campaign())
+    declared = _campaign()
+    parents = {name: variant.parent for name, variant in declared.variants.items()}
+    order = session_order(dict.fromkeys(parents, 2), parents, declared.seed)
+    plan = plan_record(declared, order)
     write_record(campaign.plan, plan)
-    for place, (variant, session) in enumerate(plan["order"]):
+    for place, (variant, session) in enumerate(order):
         _write_session(campaign, variant, session, place)
+    for variant in DELTAS:
+        write_record(campaign.profile(variant), _profile(variant))
     return campaign
 
 
 def _campaign() -> Campaign:
-    engine = Engine("engine", python=None, wrapper=(), args={}, env={})
     return Campaign(
         name="fake",
         file="config/fake.yaml",
         description="A campaign made up for tests",
         target_output_tok_per_s=1000,
         model_path="models/tiny",
+        token_ids=None,
         prepare=None,
         gpus=0,
+        device=None,
         variants={
             name: Variant(
                 name=name,
@@ -141,7 +194,7 @@ def _campaign() -> Campaign:
                 confounded=False,
                 control=None,
                 sessions=2,
-                engine=engine,
+                engine=_engine(delta),
                 delta={key: (old, new) for key, (old, new) in delta.items()},
             )
             for name, delta in DELTAS.items()
@@ -151,8 +204,22 @@ def _campaign() -> Campaign:
         seed=7,
         probe=Probe(),
         limits=Limits(),
+        profile=Profile(),
+        recovery={},
+        execution="jobs",
+        remeasure="none",
+        on_environment_change="error",
         overrides={"sessions": 2},
     )
+
+
+def _engine(delta: dict[str, list[Any]]) -> Engine:
+    settings = SETTINGS | {key: new for key, (_, new) in delta.items()}
+    args, env = (
+        {key.partition(".")[2]: x for key, x in settings.items() if key.startswith(group)}
+        for group in ("args.", "env.")
+    )
+    return Engine("engine", version=None, python=None, wrapper=(), args=args, env=env)
 
 
 def _write_session(campaign: FakeCampaign, variant: str, session: int, place: int) -> None:
@@ -160,10 +227,17 @@ def _write_session(campaign: FakeCampaign, variant: str, session: int, place: in
     settings = SETTINGS | {key: new for key, (_, new) in DELTAS[variant].items()}
     write_record(
         campaign.session(variant, session),
-        {"kind": "session", "digests": {"launch": LAUNCH_DIGEST}, "server_id": server_id},
+        {
+            "kind": "session",
+            "digests": {"launch": LAUNCH_DIGEST},
+            "server_id": server_id,
+            "outcome": "ok",
+            "detail": None,
+            "recovery": [],
+        },
     )
     write_record(
-        campaign.launches / f"{server_id}.json",
+        campaign.launch(variant, session),
         {
             "kind": "launch",
             "campaign": "fake",
@@ -179,6 +253,10 @@ def _write_session(campaign: FakeCampaign, variant: str, session: int, place: in
                 for key, x in settings.items()
             ],
             "engine": {"name": "engine", "version": "1.2.3"},
+            "versions": VERSIONS,
+            "placement": PLACEMENT,
+            "recovery": [],
+            "effective": {"dtype": "bfloat16"},
             "recorded_at": f"2025-03-01T{9 + place:02}:00:00.000+00:00",
             "start_s": 21.5,
         },
@@ -226,7 +304,10 @@ def _point(
             "engine": "c" * 64,
             "workload": "d" * 64,
         },
-        "machine": {"device": "cpu", "cpu": "Made-up CPU 9000", "cores": "2", "memory_gib": "15"},
+        "machine": MACHINE,
+        "versions": {**VERSIONS, "engine": "1.2.3"},
+        "placement": PLACEMENT,
+        "recovery": [],
         "requests_planned": REQUESTS[concurrency],
         "num_requests": REQUESTS[concurrency],
         "failures": 0,
@@ -244,4 +325,50 @@ def _point(
         "warm_up": {"windows_tok_per_s": [tok_per_s, tok_per_s], "agreed": True},
         "cached_tokens": 0,
         "client": {"loop_lag_p99_ms": 0.4, "delivered_concurrency": concurrency * 0.97},
+    }
+
+
+def _profile(variant: str) -> dict[str, Any]:
+    total_us = 80_000.0
+    top = [
+        {
+            "name": OPERATIONS[category],
+            "category": category,
+            "calls": 120,
+            "self_us": share * total_us,
+            "share": share,
+        }
+        for category, share in SHARES.items()
+    ]
+    return {
+        "kind": "profile",
+        "campaign": "fake",
+        "variant": variant,
+        "session": 1,
+        "workload": "random",
+        "concurrency": 16,
+        "protocol": 1,
+        "outcome": "profiled",
+        "detail": None,
+        "server_id": f"{variant}-s1",
+        "machine": MACHINE,
+        "steps_asked": 5,
+        "decode_steps": 5,
+        "in_flight": 16,
+        "files": [
+            {
+                "name": "a.trace.json.gz",
+                "bytes": 4_200_000,
+                "sha256": "f" * 64,
+                "rank": 0,
+                "events": 9000,
+            }
+        ],
+        "total_us": total_us,
+        "categories": [
+            {"category": category, "share": share, "self_us": share * total_us}
+            for category, share in SHARES.items()
+        ],
+        "top": top,
+        "other_top": ["copy_"],
     }

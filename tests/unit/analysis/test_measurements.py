@@ -12,6 +12,7 @@ from leverbench.analysis.measurements import (
     differences,
     holes,
     newest,
+    placement_text,
     read_measurements,
     write_measurements,
 )
@@ -314,9 +315,65 @@ def test_a_point_outside_the_ladder_is_a_row_and_no_hole(campaign, tmp_path):
     assert holes(read_record(campaign.plan), as_rows(table(campaign))) == []
 
 
-def test_the_command_of_a_record_is_not_a_column(campaign):
-    campaign.alter(campaign.point("baseline", 1, 1), command="rm -rf results")
-    assert "command" not in table(campaign)
+def test_the_command_is_made_from_the_plan_and_not_read_from_the_record(campaign):
+    campaign.alter(campaign.point("float32", 2, 8), command="rm -rf results")
+    expected = (
+        ".venv/bin/snakemake --cores 8 --force results/fake/float32/s2/random/c8.json"
+        " --config campaign=config/fake.yaml"
+    )
+    assert find(campaign, "float32", 2, 8)["command"] == f"{expected} sessions=2"
+    # Nothing else of a row depends on what the command line changed.
+    write_record(campaign.plan, read_record(campaign.plan) | {"overrides": {}})
+    assert find(campaign, "float32", 2, 8)["command"] == expected
+
+
+def test_versions_placement_and_recovery_have_columns(campaign):
+    row = find(campaign, "float32", 1, 8)
+    assert (row["engine_version"], row["leverbench_version"]) == ("1.2.3", "0.9.9")
+    assert row["placement"] == "CPUs 0-1 of 1 NUMA node"
+    assert (row["recovery"], row["attached"]) == ("", False)
+    campaign.recover("float32", 1, {"args": {"memory": 0.8}, "env": {"A": None}})
+    steps = "out-of-memory: args.memory=0.8, env.A=unset"
+    assert find(campaign, "float32", 1, 8)["recovery"] == steps
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        (None, None),
+        ({"numa_nodes": 0, "gpus": {}, "cpus_allowed": []}, None),
+        (
+            {"numa_nodes": 2, "gpus": {}, "cpus_allowed": ["0-3", "8"]},
+            "CPUs 0-3 and 8 of 2 NUMA nodes",
+        ),
+        (
+            {
+                "numa_nodes": 2,
+                "gpus": {
+                    "gpu0": {"pci": "00000000:1B:00.0", "numa_node": 1},
+                    "gpu1": {"pci": "00000000:43:00.0", "numa_node": None},
+                },
+                "cpus_allowed": ["0-31"],
+            },
+            "gpu0 (00000000:1B:00.0, NUMA node 1), gpu1 (00000000:43:00.0);"
+            " CPUs 0-31 of 2 NUMA nodes",
+        ),
+    ],
+)
+def test_a_placement_reads_as_text(placement, text):
+    assert placement_text(placement) == text
+
+
+def test_rows_of_an_attached_server_say_so(campaign):
+    campaign.attach()
+    row = find(campaign, "baseline", 1, 8)
+    assert (row["attached"], row["placement"]) == (True, None)
+
+
+def test_what_no_server_measured_is_neither_attached_nor_launched(campaign):
+    campaign.alter(campaign.point("baseline", 1, 8), server_id=None, valid=False, recovery=None)
+    row = find(campaign, "baseline", 1, 8)
+    assert (row["attached"], row["recovery"]) == (None, None)
 
 
 def test_missing_numbers_are_none_in_rows_and_nan_in_the_table(campaign):

@@ -2,13 +2,8 @@ import pytest
 from unit.analysis.fake_campaign import FakeCampaign, write_campaign, write_record
 
 from leverbench.analysis.measurements import as_rows, collect
-from leverbench.analysis.ratios import (
-    applied_levers,
-    changes,
-    ratios,
-    read_launches,
-    spreads,
-)
+from leverbench.analysis.ratios import applied_levers, ratios, read_launches, spreads
+from leverbench.analysis.settings import changes
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 
@@ -22,8 +17,9 @@ def measure(campaign: FakeCampaign):
     """Returns the plan, rows, what was applied, and ratios by (variant, C, metric)."""
     plan = read_record(campaign.plan)
     rows = as_rows(collect(campaign.plan, campaign.points, campaign.attempts))
-    applied = applied_levers(plan, rows, read_launches(rows, campaign.launches))
-    found = {(r.variant, r.concurrency, r.metric): r for r in ratios(plan, rows, applied)}
+    launches = read_launches(rows, campaign.launches)
+    applied = applied_levers(plan, rows, launches)
+    found = {(r.variant, r.concurrency, r.metric): r for r in ratios(plan, rows, applied, launches)}
     return plan, rows, applied, found
 
 
@@ -94,7 +90,7 @@ def test_an_older_pair_of_other_conditions_leaves_the_newer(campaign):
     assert found.not_compared == ((1, "another model and another machine"),)
 
 
-@pytest.mark.parametrize("key", ["python", "wrapper"])
+@pytest.mark.parametrize("key", ["python", "wrapper", "version", "attach"])
 def test_the_engine_may_differ_where_it_is_the_lever(campaign, key):
     plan = read_record(campaign.plan)
     plan["variants"]["float32"]["delta"] = {key: [None, "other"]}
@@ -236,11 +232,87 @@ def test_a_control_has_ratios_like_any_other(campaign):
 
 
 def test_confounded_is_carried(campaign):
-    plan = read_record(campaign.plan)
-    plan["variants"]["float32"]["confounded"] = True
-    write_record(campaign.plan, plan)
+    campaign.alter_variant("float32", confounded=True)
     assert ratio(campaign, "float32", 1).confounded
     assert not ratio(campaign, "threads-2", 1).confounded
+
+
+MEMORY = {"args": {"memory": 0.8}}
+
+
+def test_recovery_on_one_side_confounds_the_ratio_and_names_the_settings(campaign):
+    campaign.recover("float32", 2, MEMORY)
+    found = ratio(campaign, "float32", 16)
+    assert found.confounded
+    assert found.recovery == ("args.memory: unset in baseline, 0.8 in float32",)
+    assert found.mean is not None
+    assert not ratio(campaign, "threads-2", 16).confounded
+
+
+def test_the_parents_recovery_confounds_every_ratio_to_it(campaign):
+    for session in (1, 2):
+        campaign.recover("baseline", session, MEMORY)
+        campaign.recover("float32", session, MEMORY)
+    _, _, _, found = measure(campaign)
+    told = ("args.memory: 0.8 in baseline, unset in threads-2",)
+    assert found["threads-2", 8, "mean_tpot_ms"].recovery == told
+    # The same steps on both sides.
+    assert found["float32", 8, "mean_tpot_ms"].recovery == ()
+    assert not found["float32", 8, "mean_tpot_ms"].confounded
+
+
+def test_recovery_of_a_session_that_is_not_compared_confounds_nothing(campaign):
+    campaign.recover("float32", 2, MEMORY)
+    campaign.alter(campaign.point("baseline", 2, 16), valid=False)
+    assert not ratio(campaign, "float32", 16).confounded
+    assert ratio(campaign, "float32", 8).confounded
+
+
+@pytest.mark.parametrize("value", ["bfloat16", None])
+def test_a_lever_that_recovery_changed_is_not_applied(campaign, value):
+    campaign.recover("float32", 2, {"args": {"dtype": value}})
+    # The launch was asked for what recovery chose, and shows it.
+    campaign.alter_lever("float32", 2, "args.dtype", asked=value, seen=value, applied=True)
+    _, _, applied, found = measure(campaign)
+    shown = "unset" if value is None else value
+    reason = f"args.dtype: asked float32, {shown} after recovery from out-of-memory"
+    assert applied["float32"].applied is False
+    assert applied["float32"].reason == reason
+    assert applied["float32"].evidence == (("args.dtype: seen float32 (server info)", 1),)
+    assert found["float32", 16, "output_tok_per_s"].withheld == f"not applied: {reason}"
+
+
+def test_a_parents_lever_that_recovery_changed_is_not_applied_either(campaign):
+    campaign.alter_variant("threads-2", parent="float32")
+    plan = read_record(campaign.plan)
+    plan["variants"]["threads-2"]["engine"]["args"]["dtype"] = "float32"
+    write_record(campaign.plan, plan)
+    campaign.recover("threads-2", 1, {"args": {"dtype": "float16"}})
+    applied = measure(campaign)[2]
+    expected = "args.dtype: asked float32, float16 after recovery from out-of-memory"
+    assert (applied["threads-2"].state, applied["threads-2"].reason) == ("not applied", expected)
+    assert applied["float32"].state == "applied"
+
+
+def test_a_step_that_sets_the_levers_own_value_leaves_it_in_force(campaign):
+    for session in (1, 2):
+        campaign.recover("float32", session, {"args": {"dtype": "float32"}})
+    assert measure(campaign)[2]["float32"].state == "applied"
+    assert ratio(campaign, "float32", 16).recovery == ()
+
+
+def test_a_late_variant_pairs_with_its_parents_later_launches(campaign):
+    plan = read_record(campaign.plan)
+    plan["order"] = [s for s in plan["order"] if s[0] != "float32"]
+    plan["order"] += [["baseline", 3], ["float32", 3]]
+    write_record(campaign.plan, plan)
+    for session in (1, 2):
+        campaign.point("float32", session, 16).unlink()
+    for variant in ("baseline", "float32"):
+        record = read_record(campaign.point(variant, 1, 8))
+        write_record(campaign.point(variant, 3, 8), {**record, "session": 3})
+    assert ratio(campaign, "float32", 16).sessions == ()
+    assert [s for s, _ in ratio(campaign, "float32", 8).sessions][-1] == 3
 
 
 def test_a_truncated_launch_record_is_named(campaign):

@@ -19,8 +19,9 @@ def campaign(tmp_path):
 def draw(campaign):
     plan = read_record(campaign.plan)
     rows = as_rows(collect(campaign.plan, campaign.points, campaign.attempts))
-    applied = applied_levers(plan, rows, read_launches(rows, campaign.launches))
-    return draw_figures(plan, rows, ratios(plan, rows, applied))
+    launches = read_launches(rows, campaign.launches)
+    applied = applied_levers(plan, rows, launches)
+    return draw_figures(plan, rows, ratios(plan, rows, applied, launches))
 
 
 def texts(svg):

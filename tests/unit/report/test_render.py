@@ -61,6 +61,7 @@ def render(campaign: FakeCampaign) -> tuple[Page, str]:
         campaign.plan,
         parquet,
         campaign.launches,
+        campaign.profiles,
         out / "index.html",
         out / "findings.md",
         out / "figures",
@@ -112,7 +113,7 @@ def test_the_page_tells_what_was_measured_and_how_far_the_target_is(whole):
     assert "CPU: Made-up CPU 9000, 2 cores, 15 GiB" in page.text
     assert "2025-03-01 09:10 to 2025-03-01 16:30 UTC" in page.text
     assert "The CPU path proves the pipeline, not GPU levers" in page.text
-    assert "Every planned point has a valid row." in page.text
+    assert "Every planned point has a valid row, and every planned profile was taken." in page.text
 
 
 def test_the_lever_table_gives_delta_evidence_sessions_and_range(whole):
@@ -241,7 +242,12 @@ def test_hostile_text_is_shown_and_never_obeyed(campaign, undrawn):
     campaign.alter(campaign.point("float32", 1, 1), valid=False, detail=HOSTILE)
     campaign.alter(campaign.point("float32", 1, 8), failures=1, failure_messages=[HOSTILE])
     campaign.alter_lever("threads-2", 1, "env.OMP_NUM_THREADS", seen=HOSTILE, applied=False)
-    campaign.alter(campaign.launches / "float32-s1.json", argv=[HOSTILE], env={"A": HOSTILE})
+    campaign.alter(campaign.launch("float32", 1), argv=[HOSTILE], env={"A": HOSTILE})
+    campaign.recover("decode-steps-4", 1, {"args": {"memory": HOSTILE}})
+    campaign.alter(campaign.profile("baseline"), outcome="profile-failed", detail=HOSTILE)
+    profile = read_record(campaign.profile("float32"))
+    profile["top"][0]["name"] = HOSTILE
+    campaign.alter(campaign.profile("float32"), top=profile["top"])
     page, findings = render(campaign)
     assert "script" not in page.tags
     assert "img" not in page.tags
@@ -256,9 +262,10 @@ def test_hostile_text_is_shown_and_never_obeyed(campaign, undrawn):
 
 
 def test_without_any_point_there_is_still_a_page(campaign):
-    for path in campaign.points:
+    for path in [*campaign.points, *campaign.profiles]:
         path.unlink()
     page, findings = render(campaign)
+    assert page.text.count("not profiled yet") == 4
     assert "0 of 24 planned points measured" in page.text
     assert "Target: 1,000 output tok/s. Nothing is measured yet." in page.text
     assert page.text.count("nothing measured yet") == 5
@@ -272,7 +279,7 @@ def test_without_target_launches_engine_or_second_variant(campaign, undrawn):
     plan["variants"] = {"baseline": plan["variants"]["baseline"]}
     plan["order"] = [["baseline", 1], ["baseline", 2]]
     write_record(campaign.plan, plan)
-    for path in campaign.points:
+    for path in [*campaign.points, *campaign.profiles]:
         if "baseline" not in path.parts:
             path.unlink()
     for path in campaign.launches.iterdir():
@@ -378,3 +385,178 @@ def test_a_point_outside_the_ladder_is_shown(campaign):
     assert ">4</text>" in (figures / "random-output-tok-per-s.svg").read_text()
     assert "float32 / baseline   C=1" in (figures / "random-ratio-to-parent.svg").read_text()
     assert "C=4</text>" in (figures / "random-ratio-to-parent.svg").read_text()
+
+
+MEMORY = {"args": {"mem-fraction-static": 0.8}}
+
+
+def test_recovery_confounds_and_the_report_gives_the_control_to_add(campaign, undrawn):
+    for session in (1, 2):
+        campaign.recover("float32", session, MEMORY)
+    page, findings = render(campaign)
+    settings = "args.mem-fraction-static: unset in baseline, 0.8 in float32"
+    compare = (
+        "float32 and baseline-as-float32 differ in args.dtype alone: divide the ratio of float32"
+        " to baseline by that of baseline-as-float32 to baseline."
+    )
+    assert "float32 from baseline 2 sessions: no verdict confounded" in page.text
+    assert f"by recovery, beside the lever: {settings}" in page.text
+    snippet = (
+        "baseline-as-float32:\n  from: baseline\n  lever: recovery\n"
+        "  args: {mem-fraction-static: 0.8}\n"
+    )
+    assert f"<pre>{snippet}</pre>" in (campaign.root / "reports/index.html").read_text()
+    assert compare in page.text
+    assert f"beside its lever ({settings}). The report has the matched control to add" in findings
+    assert "2 sessions: no verdict, confounded" in findings
+    assert "| float32 (confounded) | baseline |" in findings
+    assert findings.count("- **recovery**") == 1
+
+
+def test_without_recovery_there_is_no_control_to_add(whole):
+    _, page, findings = whole
+    assert "Matched control" not in page.text
+    assert "confounded" not in findings
+
+
+def test_a_profile_shows_shares_top_operations_and_files(whole):
+    _, page, findings = whole
+    assert "Category baseline threads-2 float32 decode-steps-4 attention 50.0 %" in page.text
+    assert "matrix-multiply 40.0 % 40.0 % 40.0 % 40.0 % other 10.0 %" in page.text
+    assert "Time of operations, ms 80.0 80.0 80.0 80.0 Decode steps 5 5 5 5" in page.text
+    assert "baseline: top operations (3) and files (1)" in page.text
+    assert "decode_kernel attention 50.0 % 40.00 120" in page.text
+    assert f"a.trace.json.gz 0 9,000 4.2 {'f' * 64}" in page.text
+    assert "Shares on a CPU say nothing of a GPU." in page.text
+    assert "no category claims" not in page.text
+    assert (
+        "- **profile**: float32: under random at C=16 the largest category is attention with 50.0%"
+        " of the operations' time, the top operation decode_kernel (attention) with 50.0%."
+        " Shares on a CPU say nothing of a GPU.\n"
+        "  Rows: float32/profile/random/c16.\n"
+    ) in findings
+
+
+def test_a_profile_without_names_for_much_of_its_time_warns(campaign, undrawn):
+    categories = [{"category": "other", "share": 0.123, "self_us": 1.0}]
+    campaign.alter(campaign.profile("float32"), categories=categories, other_top=["odd", "strange"])
+    campaign.alter(campaign.profile("float32"), machine={"device": "gpu"})
+    page, findings = render(campaign)
+    assert "float32 : no category claims 12.3 % , of it the most in odd , strange ." in page.text
+    assert page.text.count("no category claims") == 1
+    assert "more than one machine" in page.text
+    assert "No category claims 12.3%: odd, strange." in findings
+
+
+def test_a_failed_profile_is_a_hole_with_the_first_line_of_its_reason(campaign, undrawn):
+    detail = "no decode step in the trace\nline of the log"
+    campaign.alter(campaign.profile("float32"), outcome="profile-failed", detail=detail)
+    campaign.profile("threads-2").unlink()
+    page, findings = render(campaign)
+    reason = "profile-failed : no decode step in the trace"
+    assert f"float32 : {reason}" in page.text
+    assert "threads-2 : not profiled yet" in page.text
+    hole = "float32 profile random 16 failed profile-failed no decode step in the trace"
+    assert f"{hole} all of the message" in page.text
+    assert "threads-2 profile random 16 missing" in page.text
+    row = "| float32 | profile | random | 16 | failed | profile-failed |"
+    assert f"{row} no decode step in the trace |" in findings
+    assert "float32 has no profile under random at C=16: profile-failed: no decode" in findings
+    assert "24 of 24 planned points measured" in page.text
+
+
+def test_a_campaign_that_profiles_nothing_says_so(campaign, undrawn):
+    plan = read_record(campaign.plan)
+    write_record(campaign.plan, plan | {"profile": {"concurrency": [], "steps": 5}})
+    page, findings = render(campaign)
+    assert "The campaign profiles nothing." in page.text
+    assert "**profile**" not in findings
+
+
+def test_a_session_without_server_shows_the_steps_that_were_tried(campaign, undrawn):
+    steps = [
+        {"cause": "out-of-memory", "args": {"memory": value}, "env": {}} for value in (0.8, 0.7)
+    ]
+    campaign.alter(
+        campaign.session("float32", 2),
+        outcome="out-of-memory",
+        server_id=None,
+        detail="7.50 GiB wanted",
+        recovery=steps,
+    )
+    for concurrency in (1, 8, 16):
+        campaign.alter(
+            campaign.point("float32", 2, concurrency),
+            outcome="no-server",
+            detail="7.50 GiB wanted\nlog line",
+            valid=False,
+            server_id=None,
+            recovery=None,
+        )
+    page, findings = render(campaign)
+    tried = (
+        "out-of-memory, after the recovery steps"
+        " out-of-memory: args.memory=0.8; out-of-memory: args.memory=0.7"
+    )
+    assert "float32 2 random 1, 8, 16 failed no-server 7.50 GiB wanted all of" in page.text
+    assert f"the session's server: {tried}" in page.text
+    assert f"no-server (the session's server: {tried}) | 7.50 GiB wanted |" in findings
+
+
+def test_sessions_on_an_attached_server_are_repetitions(campaign, undrawn):
+    campaign.attach()
+    page, findings = render(campaign)
+    sentence = (
+        "baseline: others started its server, which its sessions share: they are repetitions, not"
+        " launches, and their spread lacks what differs between launches. The server told:"
+        " engine 1.2.3, 2 settings."
+    )
+    assert sentence in findings
+    assert findings.count("- **attached**") == 4
+    assert "the sessions of a variant are repetitions on one server" in page.text
+    assert "A session is one launch" not in page.text
+    assert "what the server told page_size=64 dtype=bfloat16" in page.text
+
+
+def test_launched_servers_are_not_called_attached(whole):
+    _, page, findings = whole
+    assert "attached" not in findings
+    assert "A session is one launch of a server." in page.text
+    assert "what the server told" not in page.text
+
+
+def test_versions_placement_and_recovery_of_each_launch_are_told(campaign, undrawn):
+    gpus = {"gpu0": {"pci": "00000000:1B:00.0", "numa_node": 1}}
+    where = {"numa_nodes": 2, "gpus": gpus, "cpus_allowed": ["0-31"]}
+    campaign.alter(campaign.launch("float32", 1), placement=where)
+    campaign.recover("float32", 2, {"env": {"A": "1"}})
+    versions = {"leverbench": "0.9.9", "snakemake": "9.19.0", "python": "3.12.1"}
+    campaign.alter(campaign.launch("threads-2", 1), versions=versions)
+    page, _ = render(campaign)
+    assert (
+        "engine engine 1.2.3 leverbench 0.9.9 snakemake 9.18.0 / 9.19.0 more than one" in page.text
+    )
+    on_gpu = "gpu0 (00000000:1B:00.0, NUMA node 1); CPUs 0-31 of 2 NUMA nodes"
+    assert f"placement CPUs 0-1 of 1 NUMA node / {on_gpu} more than one" in page.text
+    assert "recovery no step / out-of-memory: env.A=1 more than one" in page.text
+    assert f"leverbench 0.9.9 snakemake 9.18.0 python 3.12.1 {on_gpu} no step" in page.text
+    assert "1 NUMA node out-of-memory: env.A=1 OMP_NUM_THREADS=1 python -m engine" in page.text
+
+
+def test_a_cross_names_both_levers(campaign, undrawn):
+    campaign.alter_variant("float32", cross=["threads-2", "decode-steps-4"])
+    page, findings = render(campaign)
+    assert "float32 from baseline cross: threads-2 x decode-steps-4" in page.text
+    assert "float32 (threads-2 x decode-steps-4; args.dtype: bfloat16 to float32)" in findings
+
+
+def test_a_variant_added_later_says_with_what_it_was_measured(campaign, undrawn):
+    plan = read_record(campaign.plan)
+    plan["order"] = [s for s in plan["order"] if s[0] != "float32"]
+    plan["order"] += [["float32", 3], ["baseline", 3], ["baseline", 4], ["float32", 4]]
+    write_record(campaign.plan, plan)
+    page, findings = render(campaign)
+    assert "added later: s3, s4, beside fresh launches of baseline" in page.text
+    assert page.text.count("added later") == 1
+    sentence = "float32 was added later: measured in sessions s3, s4, with fresh launches of"
+    assert sentence in findings
