@@ -3,10 +3,11 @@
 import errno
 
 import pytest
+from unit.analysis.fake_campaign import write_campaign
 
 from leverbench.errors import LeverbenchError
 from leverbench.records import write_record
-from leverbench.stages import _stage, gate
+from leverbench.stages import _stage, analyse, gate, report
 
 
 def ended(path) -> str:
@@ -55,3 +56,18 @@ def test_the_gate_names_each_lasting_failure(tmp_path):
     with pytest.raises(SystemExit, match=r"r\.json: probe-wrong: Lyon"):
         gate([str(tmp_path / "r.json")], str(tmp_path / "passed"), str(tmp_path / "log"))
     assert not (tmp_path / "passed").exists()
+
+
+def test_analysis_and_report_take_what_their_rules_give_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    campaign = write_campaign(tmp_path)
+    plan, parquet = str(campaign.plan), str(campaign.results / "analysis/measurements.parquet")
+    analyse(plan, [str(path) for path in campaign.points], "m.csv", parquet, "analyse.log")
+    profiles = [str(campaign.profile("float32"))]
+    report(plan, parquet, profiles, "i.html", "f.md", "figures", "report.log")
+
+    findings = (tmp_path / "f.md").read_text()
+    assert "24 of 24 planned points measured" in findings
+    assert findings.count("- **profile**: float32: under random at C=16") == 1
+    assert findings.count("- **profile**") == 1
+    assert (tmp_path / "figures/random-mean-tpot-ms.svg").exists()

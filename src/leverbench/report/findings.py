@@ -9,6 +9,9 @@ from leverbench.analysis.settings import as_text, changes
 from leverbench.report.profiles import Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
+# Characters of an operation's name in a sentence.
+_LONGEST_NAME = 100
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -183,8 +186,9 @@ def _recovered(summary: Summary) -> Iterator[Finding]:
 def _late(summary: Summary) -> Iterator[Finding]:
     for variant, sessions in summary.late.items():
         parent = summary.plan["variants"][variant]["parent"]
-        beside = f", with fresh launches of {parent}" if parent else ""
-        text = f"{variant} was added later: measured in sessions {session_names(sessions)}{beside}."
+        what = "new sessions" if summary.attached else "fresh launches"
+        beside = f", beside {what} of {parent}" if parent else ""
+        text = f"{variant} was added later: its sessions are {session_names(sessions)}{beside}."
         yield Finding("added later", text, ())
 
 
@@ -232,14 +236,19 @@ def _largest(table: ProfileTable, profile: Profile) -> str:
     top = profile.top[0]
     text = (
         f"{where} the largest category is {category} with {share:.1%} of the operations' time,"
-        f" the top operation {top['name']} ({top['category']}) with {top['share']:.1%}."
+        f" the top operation {_short(top['name'])} ({top['category']}) with {top['share']:.1%}."
     )
     if profile.large_other is not None:
         text += (
             f" No category claims {profile.large_other:.1%}:"
-            f" {', '.join(profile.other_top) or 'no names'}."
+            f" {', '.join(map(_short, profile.other_top)) or 'no names'}."
         )
     return text
+
+
+def _short(name: str) -> str:
+    """Returns what tells an operation: names of templates run to a thousand characters."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
 def _not_profiled(summary: Summary) -> Iterator[Finding]:

@@ -465,6 +465,23 @@ def test_a_failed_profile_is_a_hole_with_the_first_line_of_its_reason(campaign, 
     assert "24 of 24 planned points measured" in page.text
 
 
+def test_a_long_operations_name_is_cut_in_sentences_alone(campaign, undrawn):
+    name = "void gemm<" + "x" * 200
+    profile = read_record(campaign.profile("float32"))
+    profile["top"][0]["name"] = name
+    campaign.alter(campaign.profile("float32"), top=profile["top"])
+    page, findings = render(campaign)
+    assert f"{name} attention 50.0 %" in page.text
+    assert f"{'x' * 90}... (attention)" in findings
+    assert "x" * 91 not in findings
+
+
+def test_a_profile_of_a_variant_that_is_not_applied_says_so(campaign, undrawn):
+    campaign.alter_lever("float32", 1, "args.dtype", seen="bfloat16", applied=False)
+    page, _ = render(campaign)
+    assert "Category baseline threads-2 float32 not applied decode-steps-4" in page.text
+
+
 def test_a_campaign_that_profiles_nothing_says_so(campaign, undrawn):
     plan = read_record(campaign.plan)
     write_record(campaign.plan, plan | {"profile": {"concurrency": [], "steps": 5}})
@@ -558,5 +575,7 @@ def test_a_variant_added_later_says_with_what_it_was_measured(campaign, undrawn)
     page, findings = render(campaign)
     assert "added later: s3, s4, beside fresh launches of baseline" in page.text
     assert page.text.count("added later") == 1
-    sentence = "float32 was added later: measured in sessions s3, s4, with fresh launches of"
+    sentence = (
+        "float32 was added later: its sessions are s3, s4, beside fresh launches of baseline."
+    )
     assert sentence in findings
