@@ -15,15 +15,7 @@ except ModuleNotFoundError:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/build.smk"
-
-
-if CAMPAIGN.execution == "session":
-
-    include: "workflow/rules/session.smk"
-
-else:
-
-    include: "workflow/rules/measure.smk"
+include: f"workflow/rules/{CAMPAIGN.execution}.smk"
 
 
 rule all:
