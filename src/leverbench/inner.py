@@ -11,7 +11,6 @@ from leverbench.serving.owner import run_alive
 from leverbench.serving.processes import die_with_parent
 
 _POLL_S = 0.5
-_GRACE_S = 60.0
 
 
 def run(targets: Sequence[str], config: Sequence[str], cores: int) -> None:
@@ -41,12 +40,9 @@ def run(targets: Sequence[str], config: Sequence[str], cores: int) -> None:
         except subprocess.TimeoutExpired:
             if run_alive(project):
                 continue
-        inner.terminate()
-        try:
-            returncode = inner.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            inner.kill()
-            returncode = inner.wait()
+        # As abruptly as its own parent has gone: asked nicely, it would finish its job first.
+        inner.kill()
+        returncode = inner.wait()
         break
     missing = [path for path in targets if not Path(path).exists()]
     if returncode or missing:

@@ -125,6 +125,7 @@ class Limits:
     min_window_s: float = 10.0
     warm_up_agreement: float = 0.1
     max_warm_up_windows: int = 8
+    max_strangers_cpu_share: float = 0.2
     start_timeout_s: int = 1800
     request_timeout_s: int = 600
 

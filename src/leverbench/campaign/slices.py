@@ -132,6 +132,7 @@ class Point:
         min_window_s: A shorter window gets more requests.
         warm_up_agreement: Largest difference of two windows that agree, as a share.
         max_warm_up_windows: Windows before an unsteady warm-up is given up.
+        max_strangers_cpu_share: Share of the machine's CPU time that others may take.
     """
 
     workload_name: str
@@ -142,6 +143,7 @@ class Point:
     min_window_s: float
     warm_up_agreement: float
     max_warm_up_windows: int
+    max_strangers_cpu_share: float
 
     def as_params(self) -> dict[str, Any]:
         """Returns the slice as plain values."""
@@ -209,6 +211,7 @@ def point_slice(campaign: Campaign, workload: str, concurrency: int) -> Point:
         min_window_s=campaign.limits.min_window_s,
         warm_up_agreement=campaign.limits.warm_up_agreement,
         max_warm_up_windows=campaign.limits.max_warm_up_windows,
+        max_strangers_cpu_share=campaign.limits.max_strangers_cpu_share,
     )
 
 

@@ -16,7 +16,7 @@ from leverbench.clock import Clock
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
-from leverbench.load.validity import INVALID, MAX_STRANGERS_CPU_SHARE, InvalidReason, judge
+from leverbench.load.validity import INVALID, InvalidReason, judge
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
@@ -170,7 +170,7 @@ def _measure(
         reasons.append(InvalidReason.UNSTEADY_WARM_UP)
     if compiled := _compiled(session.engine.compile_pattern, log):
         reasons.append(InvalidReason.COMPILED_IN_WINDOW)
-    if strangers > MAX_STRANGERS_CPU_SHARE:
+    if strangers > point.max_strangers_cpu_share:
         reasons.append(InvalidReason.MACHINE_SHARED)
     if not after["right"]:
         reasons.append(InvalidReason.PROBE_FAILED_AFTER)

@@ -12,7 +12,6 @@ MAX_MEAN_LAG_SHARE_OF_TPOT = 0.20
 # Below this, lateness is the scheduler's and the timer's (1 ms resolution), not the client's.
 MIN_CLIENT_BOUND_LAG_MS = 2.0
 MIN_DELIVERED_SHARE = 0.95
-MAX_STRANGERS_CPU_SHARE = 0.20
 
 
 class InvalidReason(StrEnum):
@@ -65,7 +64,7 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
         "the server compiled, tuned or captured a graph within the window", True
     ),
     InvalidReason.MACHINE_SHARED: InvalidSpec(
-        "other programs took over 20% of the machine's CPU time", True
+        "other programs took more of the machine's CPU time than limits.max_strangers_cpu_share", True
     ),
     InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
         "the probe was answered wrongly after the window", False
