@@ -60,12 +60,13 @@ class Project:
     order: Sequence[Session]
     config: Mapping[str, Any]
 
+    def session_record(self, variant: str, session: int | str) -> str:
+        """Returns the path of a session's record."""
+        return f"results/{self.campaign.name}/{variant}/s{session}/server.json"
+
     def session_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned session's record."""
-        return [
-            f"results/{self.campaign.name}/{variant}/s{session}/server.json"
-            for variant, session in self._sessions(variants)
-        ]
+        return [self.session_record(*session) for session in self._sessions(variants)]
 
     def point_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned point's record."""
@@ -134,15 +135,13 @@ class Project:
         gate = f"state/gate/{self.campaign.name}"
         return [plan, *self.point_records(), *self.profile_records(), report, gate]
 
-    def forced(self, asked: Collection[str]) -> set[str]:
-        """Returns what is made again although its inputs are what they were.
+    @cached_property
+    def made_again(self) -> frozenset[str]:
+        """What is made again although its inputs are what they were.
 
         Sessions that did not start, or needed recovery, where the campaign's recovery steps have
         changed; what ``remeasure`` and ``on_environment_change: remeasure`` name; and, where one
-        job is one session, sessions that lack a record.
-
-        Args:
-            asked: The files that the run was asked for; empty for all.
+        job is one session, the markers of sessions that lack a record.
         """
         try:
             found = self._made_again()
@@ -155,12 +154,12 @@ class Project:
                 if found.intersection(made := self.records_of(*session))
                 or not all(Path(path).exists() for path in made)
             }
-        return found.intersection(asked) if asked else found
+        return frozenset(found)
 
     def _made_again(self) -> set[str]:
         """Returns the records that are measured again although they exist."""
         found: set[str] = set()
-        for variant, session in self._sessions(self.only):
+        for variant, session in self.order:
             own, *measured = self.records_of(variant, session)
             if not Path(own).exists():
                 continue

@@ -1,6 +1,5 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
-import dataclasses
 from pathlib import Path
 
 from leverbench import project
@@ -15,16 +14,6 @@ RUN = project.open_project(Path.cwd(), config)
 CAMPAIGN = RUN.campaign
 # Not params: patience changes no figure, so that more of it measures nothing again.
 PATIENCE = patience(CAMPAIGN).as_resources()
-
-# What is asked for again although no input has changed; a job's own process has a target already.
-if not workflow.dag_settings.target_jobs:
-    workflow.dag_settings = dataclasses.replace(
-        workflow.dag_settings,
-        forcerun={
-            *workflow.dag_settings.forcerun,
-            *RUN.forced(workflow.dag_settings.targets),
-        },
-    )
 
 
 wildcard_constraints:
@@ -68,8 +57,7 @@ def first_session_params(wildcards):
 
 def first_session(wildcards):
     """Returns the record of a variant's first session."""
-    session = RUN.first_session(wildcards.variant)
-    return f"results/{wildcards.campaign}/{wildcards.variant}/s{session}/server.json"
+    return RUN.session_record(wildcards.variant, RUN.first_session(wildcards.variant))
 
 
 def profile_rank(wildcards):
@@ -77,9 +65,29 @@ def profile_rank(wildcards):
     return RUN.profile_rank(wildcards.variant)
 
 
-def model_input(wildcards):
+def make_again_if_asked(path):
+    """Has Snakemake make a file again although its inputs are what they were.
+
+    Called from input functions, when it is known which files a run is about. A job's own process
+    has its one target already.
+    """
+    if not workflow.dag_settings.target_jobs and path in RUN.made_again:
+        workflow.dag.forcefiles.add(path)
+
+
+def serve_input(wildcards):
     """Returns the manifest of a model that the workflow makes."""
+    make_again_if_asked(RUN.session_record(wildcards.variant, wildcards.session))
     return RUN.model_manifest()
+
+
+def bench_input(wildcards):
+    """Returns the record of a point's session."""
+    session = RUN.session_record(wildcards.variant, wildcards.session)
+    make_again_if_asked(
+        f"{Path(session).parent}/{wildcards.workload}/c{wildcards.concurrency}.json"
+    )
+    return session
 
 
 def serve_rank(wildcards):
