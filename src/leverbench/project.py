@@ -60,12 +60,13 @@ class Project:
     order: Sequence[Session]
     config: Mapping[str, Any]
 
+    def session_record(self, variant: str, session: int | str) -> str:
+        """Returns the path of a session's record."""
+        return f"results/{self.campaign.name}/{variant}/s{session}/server.json"
+
     def session_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned session's record."""
-        return [
-            f"results/{self.campaign.name}/{variant}/s{session}/server.json"
-            for variant, session in self._sessions(variants)
-        ]
+        return [self.session_record(*session) for session in self._sessions(variants)]
 
     def point_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned point's record."""
@@ -98,9 +99,10 @@ class Project:
 
     def markers(self) -> list[str]:
         """Returns the marker of each planned session, for runs of one job a session."""
-        return [self._marker(*session) for session in self._sessions(self.only)]
+        return [self.marker(*session) for session in self._sessions(self.only)]
 
-    def _marker(self, variant: str, session: int) -> str:
+    def marker(self, variant: str, session: int) -> str:
+        """Returns the marker of one session, for runs of one job a session."""
         return f"state/sessions/{self.campaign.name}/{variant}/s{session}"
 
     def inner_config(self) -> list[str]:
@@ -156,7 +158,7 @@ class Project:
             _exit(error)
         if self.campaign.execution == "session":
             due = {
-                self._marker(*session)
+                self.marker(*session)
                 for session in self.order
                 if due.intersection(made := self.records_of(*session))
                 or not all(Path(path).exists() for path in made)

@@ -1,4 +1,4 @@
-"""A copy of the project with a small campaign."""
+"""Copies of the project with a small campaign, with nothing measured or as if all of it was."""
 
 from pathlib import Path
 
@@ -27,11 +27,30 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arguments")
 
 
-@pytest.fixture
-def project(tmp_path: Path, arguments: Path) -> ProjectCopy:
-    """A copy of the project with a small campaign and nothing measured."""
-    copy = copy_project(tmp_path)
+def small_project(directory: Path, arguments: Path) -> ProjectCopy:
+    """Returns a copy of the project with a small campaign and nothing measured."""
+    copy = copy_project(directory)
     (copy.path / "state").mkdir()
     (copy.path / "state/arguments").symlink_to(arguments)
     (copy.path / "config/campaign.yaml").write_text(yaml.safe_dump(CAMPAIGN, sort_keys=False))
     return copy
+
+
+@pytest.fixture
+def project(tmp_path: Path, arguments: Path) -> ProjectCopy:
+    """A project with a small campaign and nothing measured."""
+    return small_project(tmp_path, arguments)
+
+
+@pytest.fixture(scope="session")
+def measured_once(tmp_path_factory: pytest.TempPathFactory, arguments: Path) -> ProjectCopy:
+    """A project in which everything has been measured; to be copied, not changed."""
+    copy = small_project(tmp_path_factory.mktemp("measured"), arguments)
+    copy.pretend()
+    return copy
+
+
+@pytest.fixture
+def measured(measured_once: ProjectCopy, tmp_path: Path) -> ProjectCopy:
+    """A project in which everything has been measured."""
+    return measured_once.copy(tmp_path)

@@ -38,6 +38,25 @@ def test_two_levers(project):
     assert "2 levers in one delta: dtype, openmp" in message(project.snakemake())
 
 
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        (
+            {"baseline": {}, "s": {"from": "baseline", "sweep": {"dtype": ["a"]}, "env": {"X": 1}}},
+            "2 levers in one delta: dtype, X",
+        ),
+        (
+            {"a": {}, "b": {"from": "a", "control": "a-a"}, "x": {"cross": ["a", "b"]}},
+            "cross: b changes nothing",
+        ),
+    ],
+)
+def test_a_sweep_or_a_cross_that_is_none(project, variants, said):
+    project.change(variants=variants)
+
+    assert said in message(project.snakemake())
+
+
 def test_a_missing_campaign_file(project):
     said = project.snakemake("--config", "campaign=config/none.yaml")
 
@@ -50,6 +69,12 @@ def test_an_unknown_override(project):
 
 def test_an_override_that_is_no_number(project):
     assert "sessions=many" in message(project.snakemake("--config", "sessions=many"))
+
+
+def test_an_unknown_way_to_run(project):
+    said = message(project.snakemake("--config", "execution=cloud"))
+
+    assert "--config execution=cloud is unknown. It is one of jobs, session." in said
 
 
 def test_an_unknown_variant_in_only(project):
@@ -68,6 +93,64 @@ def test_too_few_gpus(project):
     assert "needs 64 GPUs" in message(project.snakemake())
 
 
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  --query-gpu=name,driver_version) echo "Other GPU, 1.0"; echo "Some GPU, 1.0" ;;
+esac
+"""
+
+
+def test_gpus_of_another_kind(project):
+    script = project.path / "bin/nvidia-smi"
+    script.parent.mkdir()
+    script.write_text(NVIDIA_SMI)
+    script.chmod(0o755)
+    project.env["PATH"] = f"{script.parent}:{project.env['PATH']}"
+    project.change(topology={"gpus": 1, "device": "Some GPU"})
+
+    assert "the campaign is for Some GPU, and nvidia-smi shows Other GPU" in message(
+        project.snakemake()
+    )
+
+
+def test_another_version_of_the_engine(project):
+    project.change(engine={**project.campaign()["engine"], "version": "0.0.1"})
+
+    lacking = "the campaign is for sglang 0.0.1, and 0."
+    assert lacking in message(project.snakemake())
+    # A dry run only says so.
+    said = project.snakemake("--dry-run", "--quiet")
+    assert said.returncode == 0, said.stdout
+    assert f"leverbench: a run would stop: config/campaign.yaml: {lacking}" in said.stdout
+
+
+def test_tuned_files_that_nobody_makes(project):
+    variants = project.campaign()["variants"]
+    variants["tuned"] = {"from": "baseline", "lever": "gemm", "tuned": ["w8a8-block-fp8"]}
+    project.change(variants=variants)
+
+    assert "variant tuned: this version makes no tuned files" in message(project.snakemake())
+
+
+@pytest.mark.parametrize("path", ["plan.json", "threads/s1/server.json"])
+def test_a_truncated_record_that_planning_reads(measured, path):
+    record = measured.path / "results/small" / path
+    record.write_text(record.read_text()[:40])
+
+    said = message(measured.snakemake("--dry-run"))
+    assert f"results/small/{path}: unreadable record" in said
+    assert "Delete the file and run again" in said
+
+
+def test_a_ladder_of_few_requests_is_told_and_not_refused(project):
+    project.change(ladder={1: 4, 8: 15})
+
+    said = project.leverbench("plan")
+    assert said.returncode == 0, said.stdout
+    assert "C=8: fewer requests than 2C" in said.stdout
+    assert "C=1: fewer" not in said.stdout
+
+
 def test_an_interpreter_that_is_not_there(project):
     engine = {**project.campaign()["engine"], "python": "/nowhere/python"}
     project.change(engine=engine)
@@ -78,7 +161,7 @@ def test_an_interpreter_that_is_not_there(project):
 def test_a_session_that_is_not_planned(project):
     said = project.snakemake("results/small/baseline/s9/random/c1.json")
 
-    assert "session 9 of baseline is not planned (it has 2)" in message(said)
+    assert "session 9 of baseline is not planned (it has 1, 2)" in message(said)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,5 @@ rule analyse:
         "logs/{campaign}/analyse.log",
     conda:
         "../../envs/leverbench.yaml"
-    params:
-        records=RUN.session_records() + RUN.measured_records(),
     script:
         "../scripts/analyse.py"

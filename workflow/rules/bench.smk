@@ -1,9 +1,6 @@
 rule bench:
     input:
-        session="results/{campaign}/{variant}/s{session}/server.json",
-        again=again_if_due(
-            "results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.json"
-        ),
+        session=bench_input,
     output:
         record="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.json",
         requests="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.parquet",
@@ -14,8 +11,8 @@ rule bench:
         "../../envs/leverbench.yaml"
     threads: workflow.cores
     resources:
-        measure=1,
         **PATIENCE,
+        measure=1,
     params:
         launch=launch_params,
         point=point_params,

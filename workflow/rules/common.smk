@@ -29,18 +29,6 @@ def campaign_targets():
     return RUN.targets()
 
 
-def again_if_due(record):
-    """Returns an input that is newer than any file, for what is due although no input changed.
-
-    Where it is not due there is no such input; `input` is no trigger in profiles/default.
-    """
-
-    def again(wildcards):
-        return ["/proc/uptime"] if RUN.is_due(record.format(**wildcards)) else []
-
-    return again
-
-
 def launch_params(wildcards):
     """Returns what one session's server depends on."""
     RUN.require_session(wildcards.variant, int(wildcards.session))
@@ -69,8 +57,7 @@ def first_session_params(wildcards):
 
 def first_session(wildcards):
     """Returns the record of a variant's first session."""
-    session = RUN.first_session(wildcards.variant)
-    return f"results/{wildcards.campaign}/{wildcards.variant}/s{session}/server.json"
+    return RUN.session_record(wildcards.variant, RUN.first_session(wildcards.variant))
 
 
 def profile_rank(wildcards):
@@ -107,8 +94,34 @@ def session_resources():
     return {"gpu": CAMPAIGN.gpus} if CAMPAIGN.gpus else {}
 
 
-def model_input(wildcards):
+def make_again_if_due(path):
+    """Has Snakemake make a file again although its inputs are what they were.
+
+    Called from input functions, when it is known which files a run is about. A job's own process
+    has its one target already.
+    """
+    if not workflow.dag_settings.target_jobs and RUN.is_due(path):
+        workflow.dag.forcefiles.add(path)
+
+
+def serve_input(wildcards):
     """Returns the manifest of a model that the workflow makes."""
+    make_again_if_due(RUN.session_record(wildcards.variant, wildcards.session))
+    return RUN.model_manifest()
+
+
+def bench_input(wildcards):
+    """Returns the record of a point's session."""
+    session = RUN.session_record(wildcards.variant, wildcards.session)
+    make_again_if_due(
+        f"{Path(session).parent}/{wildcards.workload}/c{wildcards.concurrency}.json"
+    )
+    return session
+
+
+def session_input(wildcards):
+    """Returns the manifest of a model that the workflow makes."""
+    make_again_if_due(RUN.marker(wildcards.variant, int(wildcards.session)))
     return RUN.model_manifest()
 
 

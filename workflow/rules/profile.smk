@@ -12,8 +12,8 @@ rule profile:
         "../../envs/leverbench.yaml"
     threads: workflow.cores
     resources:
-        measure=1,
         **PATIENCE,
+        measure=1,
     params:
         launch=first_session_params,
         profile=profile_params,

@@ -12,8 +12,6 @@ rule report:
         "logs/{campaign}/report.log",
     conda:
         "../../envs/leverbench.yaml"
-    params:
-        profiles=RUN.profile_records(),
     script:
         "../scripts/report.py"
 

@@ -1,8 +1,7 @@
 # Nothing else runs beside a job that starts or loads a server: it takes all cores.
 rule serve:
     input:
-        model=model_input,
-        again=again_if_due("results/{campaign}/{variant}/s{session}/server.json"),
+        model=serve_input,
     output:
         session="results/{campaign}/{variant}/s{session}/server.json",
     log:
@@ -12,8 +11,8 @@ rule serve:
         "../../envs/leverbench.yaml"
     threads: workflow.cores
     resources:
-        measure=1,
         **PATIENCE,
+        measure=1,
     params:
         launch=launch_params,
     script:

@@ -7,8 +7,7 @@ localrules:
 # results would be rerun by runs that share a kept server.
 rule session:
     input:
-        model=model_input,
-        again=again_if_due("state/sessions/{campaign}/{variant}/s{session}"),
+        model=session_input,
     output:
         marker=touch("state/sessions/{campaign}/{variant}/s{session}"),
     log:

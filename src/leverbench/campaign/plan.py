@@ -162,7 +162,10 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         elif variant.control:
             change = f"control of {variant.parent}"
         else:
-            delta = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in variant.delta.items())
+            delta = ", ".join(
+                f"{key}: {_shown(old)} -> {_shown(new)}"
+                for key, (old, new) in variant.delta.items()
+            )
             lever = "+".join(variant.levers) + (" (confounded)" if variant.confounded else "")
             change = f"from {variant.parent}, {lever}: {delta}"
         lines.append(f"  {name:<{width}}  {change}")
@@ -200,4 +203,8 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
 
 def _settings(step: RecoveryStep) -> str:
     changed = {**{f"args.{k}": v for k, v in step.args.items()}, **step.env}
-    return ", ".join(f"{key}: {value}" for key, value in changed.items())
+    return ", ".join(f"{key}: {_shown(value)}" for key, value in changed.items())
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else str(value)

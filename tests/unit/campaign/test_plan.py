@@ -75,11 +75,13 @@ def test_the_text_names_variants_deltas_order_and_jobs(campaign, order, tmp_path
 
     assert "float32   from baseline, args.dtype: args.dtype: bfloat16 -> float32" in text
     assert "again     control of baseline" in text
-    assert "both      from float32, env.OMP_NUM_THREADS: env.OMP_NUM_THREADS: 1 -> None" in text
+    assert "both      from float32, env.OMP_NUM_THREADS: env.OMP_NUM_THREADS: 1 -> unset" in text
     assert "session 2: " in text
     assert "C=8: fewer requests than 2C" in text
     assert "C=1: fewer" not in text
-    assert "recovery from out-of-memory: args.mem-fraction-static: 0.6; then" in text
+    assert (
+        "recovery from out-of-memory: args.mem-fraction-static: 0.6; then args.dtype: unset" in text
+    )
     assert "jobs: 10 launches, 20 points (3 of them measured), 5 profiles" in text
     assert "unknown until this project has measured once" in text
 

@@ -18,7 +18,8 @@ SGLANG = get_engine("sglang")
 
 def engine(**settings: object) -> Engine:
     return Engine(
-        **{"name": "sglang", "version": None, "python": None, "wrapper": (), "args": {}, "env": {}} | settings
+        **{"name": "sglang", "version": None, "python": None, "wrapper": (), "args": {}, "env": {}}
+        | settings
     )
 
 
