@@ -64,7 +64,7 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
         "the server compiled, tuned or captured a graph within the window", True
     ),
     InvalidReason.MACHINE_SHARED: InvalidSpec(
-        "other programs took more of the machine's CPU time than limits.max_strangers_cpu_share",
+        "other programs took more CPU time than limits.max_strangers_cpu_share",
         True,
     ),
     InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
