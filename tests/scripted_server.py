@@ -359,7 +359,9 @@ class ScriptedServer:
 
     def _say(self, line: str, times: int) -> None:
         if self.script.profiling != "silent":
-            self.log += f"{line}\n" * times
+            text = f"{line}\n" * times
+            self.log += text
+            print(text, end="", flush=True)
 
 
 def make_trace(steps: int, running: int, activities: Sequence[str]) -> bytes:

@@ -24,7 +24,7 @@ from leverbench.serving.session import Session
 from leverbench.serving.spec import ServerError
 
 PATIENCE = Patience(start_s=60, request_s=20, recovery={})
-HASTY = Patience(start_s=60, request_s=1, recovery={})
+HASTY = Patience(start_s=60, request_s=2, recovery={})
 # Long enough that the first requests are under way for all of the recording.
 SCRIPT = {"ttft_s": 0.02, "step_s": 0.01}
 
@@ -200,7 +200,6 @@ def test_what_a_killed_job_left_goes_and_its_recording_is_ended(job):
         ("empty", "TP-0: the trace is empty"),
         ("truncated", "TP-0: the trace is truncated"),
         ("foreign", "TP-0: not a trace"),
-        ("never", "after 1 s, 0 of 1 traces are there"),
     ],
 )
 def test_an_incomplete_profile_twice_is_a_result(job, profiling, detail):
@@ -208,7 +207,7 @@ def test_an_incomplete_profile_twice_is_a_result(job, profiling, detail):
         profile = job(server)
         profile.folder.mkdir(parents=True)
         (profile.folder / "old-TP-0.trace.json.gz").touch()
-        record = profile.run(HASTY)
+        record = profile.run()
 
     assert record["outcome"] == "profile-failed"
     assert [attempt["cause"] for attempt in profile.attempts()] == ["profile-incomplete"] * 2
@@ -221,8 +220,10 @@ def test_an_incomplete_profile_twice_is_a_result(job, profiling, detail):
 
 def test_a_recording_that_does_not_end_is_stopped(job):
     with serving(Script(**SCRIPT, profiling="never")) as server:
-        job(server).run(HASTY)
+        record = job(server).run(HASTY)
 
+    assert record["outcome"] == "profile-failed"
+    assert "after 2 s, 0 of 1 traces are there" in record["detail"]
     # Both attempts were let in: the first one's recording was ended.
     assert (len(server.recordings), server.profile_stops) == (2, 2)
 
@@ -258,14 +259,12 @@ def test_the_load_is_broken_off_when_the_profile_is_done(job):
         session = job(server).session
         began = time.monotonic()
         capture.capture(session, launch(), asked(), PATIENCE, Path("p").absolute())
-        took_s = time.monotonic() - began
         while server.in_flight:
             assert time.monotonic() < began + 10
             time.sleep(0.01)
 
     assert len(server.generations) == 8  # the warm-up's wave and one more
     assert not any(generation.done for generation in server.generations[4:])
-    assert took_s < 2 + 2
 
 
 def test_a_session_without_a_server_has_no_profile(job):
