@@ -92,8 +92,8 @@ class Api(Protocol):
 
         Returns:
             ``{"effective": arguments in force, "memory": report, "version": of the engine,
-            "start": anything that another start of the same server has otherwise}``; None, or an
-            empty mapping, for what it does not tell.
+            "device": ``cpu`` or ``gpu``, "start": anything that another start of the same server
+            has otherwise}``; None, or an empty mapping, for what it does not tell.
         """
         ...
 

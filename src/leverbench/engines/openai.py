@@ -93,7 +93,8 @@ class OpenAICompatible:
         """Reads from ``/v1/models`` the one setting that may stand there: the longest context."""
         length = _first_model(at, timeout_s).get("max_model_len")
         effective = {} if length is None else {"max_model_len": length}
-        return {"effective": effective, "memory": None, "version": None, "start": None}
+        unknown = dict.fromkeys(("memory", "version", "device", "start"))
+        return {"effective": effective, **unknown}
 
     def served_model(self, at: Address, timeout_s: float) -> dict[str, Any]:
         """Reads ``/v1/models``; of the card, ``created`` and ``permission`` are new each time."""

@@ -269,6 +269,7 @@ class SGLang:
         states = info.pop("internal_states", None) or [{}]
         return {
             "version": info.get("version"),
+            "device": ("cpu" if info["device"] == "cpu" else "gpu") if "device" in info else None,
             "start": info.get("startup_time"),
             "memory": states[0].get("memory_usage"),
             # The command that launched it stands in the evidence, with its secrets masked.
