@@ -1,10 +1,10 @@
 """A streaming server of known truth: it generates tokens by the clock, as its script says.
 
-It speaks enough of an engine's native HTTP interface to be loaded, probed and watched. A request's
-first token comes `ttft_s` after its arrival; from then on it belongs to the running batch, which
-steps as one: each step takes `step_s` + `step_per_running_s` * (requests running) and brings each
-of them `tokens_per_step` tokens. Steps keep to absolute deadlines, so that a late one does not
-delay those after it.
+It speaks enough of an engine's native HTTP interface, and of OpenAI's, to be loaded, probed and
+watched. A request's first token comes `ttft_s` after its arrival; from then on it belongs to the
+running batch, which steps as one: each step takes `step_s` + `step_per_running_s` * (requests
+running) and brings each of them `tokens_per_step` tokens. Steps keep to absolute deadlines, so that
+a late one does not delay those after it.
 
 Run it with ``python tests/scripted_server.py --port 0``, or in a thread with `serving`.
 """
@@ -61,10 +61,17 @@ class Script:
         profiling: What becomes of a profile: "write" is good; it may "refuse", "never" come to
             the end of its steps, write files that are "empty", "truncated" or "foreign", or write
             good ones but be "silent" about it in its log.
-        misbehave: By number of the ``/generate`` request, from 0: "status" answers 500, "cut"
-            breaks the connection half-way, "no-done" leaves out the ``[DONE]``, "count" gives one
-            token less than asked, "error" sends an error event half-way, "hang" goes silent
-            half-way, "garbage" sends no JSON half-way.
+        api_key: The key that it asks for, everywhere but under ``/health`` and ``/metrics``; a
+            refusal repeats the header that was sent. Empty: none.
+        model: What it calls its model.
+        context: The longest context that it says it has, in tokens.
+        usage: When an OpenAI-like stream tells the number of tokens: with each "event", at its
+            "end", or "never".
+        strangers_tokens: Tokens that it generates for others beside each request, by its counters.
+        misbehave: By number of the request for tokens, from 0: "status" answers 500 and repeats
+            the key, "cut" breaks the connection half-way, "no-done" leaves out the ``[DONE]``,
+            "count" gives one token less than asked, "error" sends an error event half-way, "hang"
+            goes silent half-way, "garbage" sends no JSON half-way.
     """
 
     ttft_s: float = 0.0
@@ -81,6 +88,11 @@ class Script:
     metrics_prefix: str = "scripted"
     ranks: int = 1
     profiling: Profiling = "write"
+    api_key: str = ""
+    model: str = "scripted-model"
+    context: int = 4096
+    usage: str = "event"
+    strangers_tokens: int = 0
     misbehave: Mapping[int, Misbehaviour] = field(default_factory=dict)
 
 
@@ -94,6 +106,7 @@ class Generation:
         asked: Tokens asked for.
         cached_tokens: As claimed to the client.
         arrived_s: When its body had been read.
+        openai: Whether it came by OpenAI's interface.
         token_times_s: When each token was made.
     """
 
@@ -102,6 +115,7 @@ class Generation:
     asked: int
     cached_tokens: int
     arrived_s: float
+    openai: bool = False
     token_times_s: list[float] = field(default_factory=list)
     counts: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -138,7 +152,17 @@ class Recording:
 
 
 class ScriptedServer:
-    """The server and its account of what it did."""
+    """The server and its account of what it did.
+
+    Attributes:
+        script: What it does; another one may be set at any time.
+        effective: The arguments that it calls its own.
+        url: Where it listens.
+        generations: The requests for tokens.
+        flushes: How often its cache was emptied.
+        keys: The ``Authorization`` headers that were sent, None for none.
+        started_s: Unix time of its start, which it tells; set, it is another start.
+    """
 
     def __init__(self, script: Script, effective: Mapping[str, Any] | None = None) -> None:
         self.script = script
@@ -150,6 +174,8 @@ class ScriptedServer:
         self.profile_stops = 0
         self.flushes = 0
         self.chats = 0
+        self.keys: set[str | None] = set()
+        self.started_s = time.time()
         self._running: list[Generation] = []
         self.in_flight = 0
         self._some_running = asyncio.Event()
@@ -158,11 +184,14 @@ class ScriptedServer:
     async def listen(self, port: int) -> web.AppRunner:
         """Starts to serve on 127.0.0.1; port 0 takes a free one. `url` says where."""
         # Prompts may be long: the default limit of 1 MiB is not an engine's.
-        app = web.Application(client_max_size=1 << 28)
+        app = web.Application(client_max_size=1 << 28, middlewares=[self._check_key])
         app.cleanup_ctx.append(self._step_while_up)
         app.add_routes(
             [
                 web.post("/generate", self._generate),
+                web.post("/v1/completions", self._complete),
+                web.get("/v1/models", self._models),
+                web.get("/model_info", self._model_info),
                 web.post("/v1/chat/completions", self._chat),
                 web.get("/health", self._health),
                 web.get("/flush_cache", self._flush_cache),
@@ -198,19 +227,50 @@ class ScriptedServer:
                 self._count_recorded_step()
             self._some_running.clear()
 
+    @web.middleware
+    async def _check_key(self, http: web.Request, handler: Any) -> web.StreamResponse:
+        sent = http.headers.get("Authorization")
+        self.keys.add(sent)
+        expected = f"Bearer {self.script.api_key}"
+        if self.script.api_key and sent != expected and http.path not in ("/health", "/metrics"):
+            return web.json_response({"error": {"message": f"not the key: {sent}"}}, status=401)
+        response: web.StreamResponse = await handler(http)
+        return response
+
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
+        return await self._answer(
+            http, body, body["input_ids"], body["sampling_params"]["max_new_tokens"], openai=False
+        )
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        body = await http.json()
+        if body["model"] != self.script.model:
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
+        return await self._answer(http, body, body["prompt"], body["max_tokens"], openai=True)
+
+    async def _answer(
+        self,
+        http: web.Request,
+        body: Mapping[str, Any],
+        input_ids: list[int],
+        asked: int,
+        *,
+        openai: bool,
+    ) -> web.StreamResponse:
         generation = Generation(
             number=len(self.generations),
-            input_ids=body["input_ids"],
-            asked=body["sampling_params"]["max_new_tokens"],
+            input_ids=input_ids,
+            asked=asked,
             cached_tokens=self.script.cached_tokens,
             arrived_s=time.perf_counter(),
+            openai=openai,
         )
         self.generations.append(generation)
         misbehaviour = self.script.misbehave.get(generation.number)
         if misbehaviour == "status":
-            return web.json_response({"error": {"message": "scripted failure"}}, status=500)
+            message = f"scripted failure ({http.headers.get('Authorization')})"
+            return web.json_response({"error": {"message": message}}, status=500)
         self.in_flight += 1
         try:
             if body.get("stream", False):
@@ -260,6 +320,9 @@ class ScriptedServer:
             if misbehaviour == "garbage":
                 pending.append(_sse("{no JSON"))
                 break
+        if generation.openai and self.script.usage == "end":
+            usage = self._usage(generation, count)
+            pending.append(_sse(json.dumps({"choices": [], "usage": usage})))
         if misbehaviour != "no-done":
             pending.append(_sse("[DONE]"))
         await self._write(response, pending)
@@ -279,6 +342,11 @@ class ScriptedServer:
 
     def _event(self, generation: Generation, count: int) -> dict[str, Any]:
         done = count == generation.asked
+        if generation.openai:
+            reason = "length" if done else None
+            choice = {"index": 0, "text": "x", "finish_reason": reason}
+            told = self.script.usage == "event"
+            return {"choices": [choice], "usage": self._usage(generation, count) if told else None}
         meta: dict[str, Any] = {
             "prompt_tokens": len(generation.input_ids),
             "completion_tokens": count,
@@ -289,7 +357,18 @@ class ScriptedServer:
             meta["spec_accept_length"] = float(self.script.tokens_per_step)
         return {"output_ids": generation.output_ids(count), "meta_info": meta}
 
-    async def _chat(self, _: web.Request) -> web.Response:
+    def _usage(self, generation: Generation, count: int) -> dict[str, Any]:
+        return {
+            "prompt_tokens": len(generation.input_ids),
+            "completion_tokens": count,
+            "total_tokens": len(generation.input_ids) + count,
+            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        }
+
+    async def _chat(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        if body.get("model", "default") not in ("default", self.script.model):
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
         self.chats += 1
         right = self.chats <= self.script.right_answers
         content = self.script.answer if right else "something else"
@@ -307,14 +386,39 @@ class ScriptedServer:
         return web.Response(text="flushed")
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        info = {**self.effective, "version": "scripted", "internal_states": [{}]}
-        return web.json_response(info)
+        # As an engine does: its key stands among its arguments, what changes among its states.
+        states = [{"last_gen_throughput": time.perf_counter()}]
+        return web.json_response(
+            {
+                **self.effective,
+                "version": "scripted",
+                "api_key": self.script.api_key or None,
+                "context_length": self.script.context,
+                "startup_time": {"load_weight": self.started_s},
+                "internal_states": states,
+            }
+        )
+
+    async def _model_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.script.model, "weight_version": "default"})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        card = {
+            "id": self.script.model,
+            "object": "model",
+            "created": time.time_ns(),
+            "root": self.script.model,
+            "max_model_len": self.script.context,
+            "permission": [{"id": f"permission-{time.time_ns()}"}],
+        }
+        return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         values = {
             "num_running_reqs": self.in_flight,
             "prompt_tokens_total": sum(len(g.input_ids) for g in self.generations),
-            "generation_tokens_total": sum(len(g.token_times_s) for g in self.generations),
+            "generation_tokens_total": sum(len(g.token_times_s) for g in self.generations)
+            + self.script.strangers_tokens * len(self.generations),
             "cached_tokens_total": sum(g.cached_tokens for g in self.generations),
         }
         prefix = self.script.metrics_prefix

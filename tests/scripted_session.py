@@ -48,7 +48,9 @@ def scripted_session(
         server=cast(ServerHandle, ScriptedHandle(server, is_dead)),
         address=Address(server.url),
         engine=get_engine("sglang"),
+        api=get_engine("sglang"),
         facts=ModelFacts("model-digest", tuple(range(VOCABULARY_SIZE))),
+        device="cpu",
         evidence={
             "outcome": "ok",
             "digests": {"engine": "engine-digest", "model": "model-digest"},

@@ -20,6 +20,7 @@ from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.serving.attached import require_answer
 from leverbench.serving.failures import RECOVERABLE
 from leverbench.serving.machine import machine_fingerprint, require_gpus
 from leverbench.serving.owner import (
@@ -444,6 +445,8 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
 def preflight(campaign: Campaign, directory: Path) -> None:
     """Checks model, devices, engine and each variant's arguments, recovery steps included.
 
+    Servers that others started are asked once each, and nothing else of them can be checked.
+
     The answers of the engine's parser are kept in ``state/arguments/``, by the engine's digest
     and the command line, so that they cost seconds once.
 
@@ -454,6 +457,11 @@ def preflight(campaign: Campaign, directory: Path) -> None:
     if lacking is not None:
         raise lacking
     if campaign.attached:
+        engines = {
+            (v.engine.attach, v.engine.version): v.engine for v in campaign.variants.values()
+        }
+        for engine in engines.values():
+            require_answer(engine)
         return
     servers = {
         f"variant {name}{suffix}": launch.engine
@@ -469,6 +477,11 @@ def preflight(campaign: Campaign, directory: Path) -> None:
 
 def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
     """Yields what a run of the campaign lacks on this machine, cheaply found."""
+    try:
+        if campaign.prepare is None and campaign.model_path is not None:
+            model_facts(directory / campaign.model_path, campaign.token_ids)
+    except LeverbenchError as error:
+        yield error
     if campaign.attached:
         return
     try:
@@ -483,11 +496,6 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
                 where=campaign.file,
                 cure="Remove tuned: to measure the rest.",
             )
-    try:
-        if campaign.prepare is None and campaign.model_path is not None:
-            model_facts(directory / campaign.model_path)
-    except LeverbenchError as error:
-        yield error
     # Each interpreter is asked once, whatever its number of variants.
     engines = {
         (engine.python, engine.wrapper, engine.version): engine

@@ -178,6 +178,8 @@ def ratios(
         withheld = f"not applied: {proof.reason}" if proof.state == "not applied" else None
         # There, another engine is the lever.
         free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
+        # Another server of others is another one altogether, and need not be on this machine.
+        free |= {"machine"} if "attach" in variant["delta"] else set()
         for workload in plan["workloads"]:
             for concurrency in concurrencies(plan, rows):
                 mine, theirs = (

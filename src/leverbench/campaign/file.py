@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import (
+    Attach,
     Campaign,
     Limits,
     Probe,
@@ -145,6 +147,7 @@ def _check_attached(document: Document, variants: Mapping[str, Variant]) -> None
                 "variants",
                 at,
             )
+        _check_address(variant.engine.attach, name, document.where(("variants", at)))
         settings = flatten(asdict(variant.engine))
         launched = [
             key
@@ -172,17 +175,42 @@ def _check_attached(document: Document, variants: Mapping[str, Variant]) -> None
         )
 
 
+def _check_address(attach: Attach, variant: str, where: str) -> None:
+    try:
+        parts = urlsplit(attach.url)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise LeverbenchError(
+            f"{variant}: attach: is no address that can be used",
+            where=where,
+            cure="Say http://HOST:PORT.",
+        )
+    if attach.flush_cache and attach.api != "native":
+        raise LeverbenchError(
+            f"{variant}: the OpenAI protocol has no way to empty a cache",
+            where=where,
+            cure="Remove flush_cache:, and prompts will differ from window to window; or api:.",
+        )
+
+
 def _profile(document: Document, variants: Mapping[str, Variant]) -> Profile:
     written = document.data.get("profile")
-    openai = [
-        v.name for v in variants.values() if v.engine.attach and v.engine.attach.api != "native"
-    ]
-    if openai:
+    attached = {name: v.engine.attach for name, v in variants.items() if v.engine.attach}
+    openai = [name for name, attach in attached.items() if attach.api != "native"]
+    elsewhere = [name for name, attach in attached.items() if not attach.on_this_host]
+    if openai or elsewhere:
         if written is not None and written.get("concurrency") != []:
+            what, cure = (
+                ("an OpenAI-compatible endpoint", ", or api: native.")
+                if openai
+                else ("a server of another host, where its traces are written,", ".")
+            )
             raise LeverbenchError(
-                f"{', '.join(openai)}: an OpenAI-compatible endpoint cannot be profiled",
+                f"{', '.join(openai or elsewhere)}: {what} cannot be profiled",
                 where=document.where(("profile",)),
-                cure="Say profile: {concurrency: []}, or api: native.",
+                cure=f"Say profile: {{concurrency: []}}{cure}",
             )
         return Profile(concurrency=())
     settings = dict(written or {})

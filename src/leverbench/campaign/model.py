@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
 
@@ -22,6 +24,15 @@ class Attach:
     api: str = "native"
     key_variable: str = "LEVERBENCH_API_KEY"
     flush_cache: bool = False
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether the address is a loopback one, so that its files can be read here."""
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,14 @@ def estimate_s(campaign: Campaign, order: Sequence[Session], history: Path) -> f
                 entry = json.loads(line)
                 seconds.setdefault(entry["what"], []).append(float(entry["seconds"]))
     profiles = len(campaign.variants) * len(campaign.workloads) * len(campaign.profile.concurrency)
-    needed = ["launch", *(f"point c{c}" for c in campaign.ladder), *(["profile"] * bool(profiles))]
+    needed = [f"point c{c}" for c in campaign.ladder] + ["profile"] * bool(profiles)
+    needed += [] if campaign.attached else ["launch"]
     if any(what not in seconds for what in needed):
         return None
     median = {what: statistics.median(values) for what, values in seconds.items()}
     points = sum(median[f"point c{c}"] for c in campaign.ladder) * len(campaign.workloads)
-    return len(order) * (median["launch"] + points) + profiles * median.get("profile", 0.0)
+    launch = 0.0 if campaign.attached else median["launch"]
+    return len(order) * (launch + points) + profiles * median.get("profile", 0.0)
 
 
 def describe(campaign: Campaign, order: Sequence[Session], history: Path, measured: int) -> str:
@@ -174,7 +176,7 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
     for name, session in order:
         blocks.setdefault(session, []).append(name)
     lines += [f"  session {session}: {', '.join(names)}" for session, names in blocks.items()]
-    launches = len(order)
+    launches, kind = len(order), "sessions" if campaign.attached else "launches"
     points = launches * len(campaign.workloads) * len(campaign.ladder)
     profiles = len(campaign.variants) * len(campaign.workloads) * len(campaign.profile.concurrency)
     ladder = ", ".join(f"C={c}: {n} requests" for c, n in campaign.ladder.items())
@@ -190,7 +192,7 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         lines.append(f"recovery from {cause}: {tried} (the variant is confounded then)")
     estimate = estimate_s(campaign, order, history)
     lines.append(
-        f"jobs: {launches} launches, {points} points ({measured} of them measured),"
+        f"jobs: {launches} {kind}, {points} points ({measured} of them measured),"
         f" {profiles} profiles"
     )
     lines.append(

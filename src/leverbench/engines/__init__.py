@@ -1,9 +1,12 @@
 """The engines: the only place that knows how a serving engine is started, asked and stopped."""
 
-from leverbench.engines.base import Address, AppliedLever, Engine, EngineIdentity, NoAnswer
+from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.engines.base import Address, Api, AppliedLever, Engine, EngineIdentity, NoAnswer
+from leverbench.engines.openai import OpenAICompatible
 from leverbench.engines.sglang import SGLang
 
 _ENGINES: dict[str, Engine] = {"sglang": SGLang()}
+_OPENAI_COMPATIBLE = OpenAICompatible()
 
 
 def get_engine(name: str) -> Engine:
@@ -11,4 +14,20 @@ def get_engine(name: str) -> Engine:
     return _ENGINES[name]
 
 
-__all__ = ["Address", "AppliedLever", "Engine", "EngineIdentity", "NoAnswer", "get_engine"]
+def api_of(settings: EngineSettings) -> Api:
+    """Returns how a server of these settings is talked to: the engine's own way, or OpenAI's."""
+    if settings.attach and settings.attach.api == "openai":
+        return _OPENAI_COMPATIBLE
+    return get_engine(settings.name)
+
+
+__all__ = [
+    "Address",
+    "Api",
+    "AppliedLever",
+    "Engine",
+    "EngineIdentity",
+    "NoAnswer",
+    "api_of",
+    "get_engine",
+]

@@ -72,15 +72,43 @@ class AppliedLever:
     evidence: str
 
 
-class Engine(Protocol):
-    """A serving engine.
-
-    Methods that take an `Address` talk to a running server, and raise `NoAnswer`.
-    """
+class Api(Protocol):
+    """How a running server is talked to. The methods raise `NoAnswer`."""
 
     name: str
     # Path of the HTTP endpoint that answers 200 once the server takes requests.
     ready_path: str
+
+    def endpoint(self, at: Address) -> StreamingEndpoint:
+        """Returns the streaming endpoint that takes token ids."""
+        ...
+
+    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
+        """Returns the answer to the probe's prompt, at temperature 0."""
+        ...
+
+    def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
+        """Returns what the server tells of itself, the same each time while it runs.
+
+        Returns:
+            ``{"effective": arguments in force, "memory": report, "version": of the engine,
+            "device": ``cpu`` or ``gpu``, "start": anything that another start of the same server
+            has otherwise}``; None, or an empty mapping, for what it does not tell.
+        """
+        ...
+
+    def served_model(self, at: Address, timeout_s: float) -> dict[str, Any]:
+        """Returns what the server tells of its model, the same each time while it serves it."""
+        ...
+
+    def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
+        """Returns the server's own counters of tokens; None where it does not publish them."""
+        ...
+
+
+class Engine(Api, Protocol):
+    """A serving engine that leverbench can launch, and talks to by its own endpoints."""
+
     # What the names of the engine's own environment variables begin with.
     env_prefix: str
     # A line of the server's log that tells of compilation, tuning or capture.
@@ -123,24 +151,8 @@ class Engine(Protocol):
         """Returns the environment added to the server's, the campaign's own included."""
         ...
 
-    def endpoint(self, at: Address) -> StreamingEndpoint:
-        """Returns the streaming endpoint that takes and gives token ids."""
-        ...
-
-    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
-        """Returns the answer to the probe's prompt, at temperature 0."""
-        ...
-
     def flush_cache(self, at: Address, timeout_s: float) -> None:
-        """Empties the prefix cache, waiting until no request runs."""
-        ...
-
-    def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
-        """Returns ``{"effective": arguments in force, "memory": report}``."""
-        ...
-
-    def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
-        """Returns the server's own counters of tokens; None where it does not publish them."""
+        """Empties the prefix cache, waiting until no request runs; raises `NoAnswer`."""
         ...
 
     def start_profile(

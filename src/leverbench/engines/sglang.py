@@ -2,7 +2,6 @@
 
 import difflib
 import hashlib
-import http.client
 import importlib.metadata
 import inspect
 import json
@@ -12,8 +11,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from typing import Any
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.campaign.model import Probe
 from leverbench.engines.base import Address, AppliedLever, EngineIdentity, NoAnswer
+from leverbench.engines.http import chat, fetch, fetch_json
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -57,6 +55,9 @@ _OUT_OF_MEMORY = re.compile(
 
 # <profile id>-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; the id is the time.
 _TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
+
+# What of ``/model_info`` makes it another model: the rest is settings, and names.
+_MODEL_FIELDS = ("model_path", "weight_version", "load_format", "model_type", "architectures")
 
 # The first import of an engine from a cold network disk takes minutes.
 _IMPORT_TIMEOUT_S = 600
@@ -244,24 +245,14 @@ class SGLang:
 
     def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
         """Returns the answer of ``/v1/chat/completions`` at temperature 0."""
-        question = {
-            "model": "default",
-            "messages": [{"role": "user", "content": probe.prompt}],
-            "temperature": 0,
-            "max_tokens": probe.max_tokens,
-        }
-        answer = _json(at, "/v1/chat/completions", timeout_s, question)
-        try:
-            return str(answer["choices"][0]["message"]["content"])
-        except (KeyError, IndexError, TypeError):
-            raise NoAnswer(f"no answer in {json.dumps(answer)[:200]}") from None
+        return chat(at, "default", probe.prompt, probe.max_tokens, timeout_s)
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""
         end = time.monotonic() + timeout_s
         while True:
             try:
-                _fetch(at, "/flush_cache", timeout_s, b"")
+                fetch(at, "/flush_cache", timeout_s, b"")
                 return
             except NoAnswer as error:
                 if error.status != 400 or time.monotonic() > end:
@@ -269,15 +260,17 @@ class SGLang:
             time.sleep(0.05)
 
     def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
-        """Reads ``/server_info`` (``/get_server_info`` before 0.5.15)."""
-        try:
-            info = _json(at, "/server_info", timeout_s)
-        except NoAnswer as error:
-            if error.status != 404:
-                raise
-            info = _json(at, "/get_server_info", timeout_s)
+        """Reads ``/server_info``.
+
+        What changes while the server runs stands in ``internal_states`` (its last throughput, the
+        accept length). ``startup_time`` is how long each part of the start took.
+        """
+        info = _renamed(at, "server_info", timeout_s)
         states = info.pop("internal_states", None) or [{}]
         return {
+            "version": info.get("version"),
+            "device": ("cpu" if info["device"] == "cpu" else "gpu") if "device" in info else None,
+            "start": info.get("startup_time"),
             "memory": states[0].get("memory_usage"),
             # The command that launched it stands in the evidence, with its secrets masked.
             "effective": {
@@ -287,10 +280,15 @@ class SGLang:
             },
         }
 
+    def served_model(self, at: Address, timeout_s: float) -> dict[str, Any]:
+        """Reads ``/model_info``, which also tells of weights that were loaded later."""
+        info = _renamed(at, "model_info", timeout_s)
+        return {key: info.get(key) for key in _MODEL_FIELDS}
+
     def counters(self, at: Address, timeout_s: float) -> dict[str, float] | None:
         """Reads the token counters of ``/metrics``; None without ``enable-metrics``."""
         try:
-            text = _fetch(at, "/metrics", timeout_s).decode()
+            text = fetch(at, "/metrics", timeout_s).decode()
         except NoAnswer as error:
             if error.status != 404:
                 raise
@@ -317,11 +315,11 @@ class SGLang:
             "with_stack": False,
             "record_shapes": False,
         }
-        _fetch(at, "/start_profile", timeout_s, json.dumps(question).encode())
+        fetch(at, "/start_profile", timeout_s, json.dumps(question).encode())
 
     def stop_profile(self, at: Address, timeout_s: float) -> None:
         """Uses ``/stop_profile``, which answers 500 where nothing is recorded."""
-        _fetch(at, "/stop_profile", timeout_s, b"")
+        fetch(at, "/stop_profile", timeout_s, b"")
 
     def profiled_ranks(self, effective: Mapping[str, Any]) -> int:
         """Each scheduler writes one: tensor, pipeline and data parallel ones.
@@ -366,6 +364,16 @@ class SGLang:
         return AppliedLever(key, asked, seen, applied, f"/server_info: {field}")
 
 
+def _renamed(at: Address, name: str, timeout_s: float) -> dict[str, Any]:
+    """Reads ``/NAME``, which was called ``/get_NAME`` before 0.5.15."""
+    try:
+        return fetch_json(at, f"/{name}", timeout_s)
+    except NoAnswer as error:
+        if error.status != 404:
+            raise
+        return fetch_json(at, f"/get_{name}", timeout_s)
+
+
 def _installed() -> tuple[str, str]:
     """Returns version and digest of the SGLang of this interpreter, whichever that is."""
     distribution = importlib.metadata.distribution("sglang")
@@ -399,28 +407,3 @@ def _last_line(text: str) -> str:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, list))
-
-
-def _fetch(at: Address, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
-    url = f"{at.url}{path}"
-    request = urllib.request.Request(url, data=body, headers=at.headers)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            content: bytes = response.read()
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise NoAnswer(f"{url}: {error.code} {error.reason}", error.code) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"{url}: {error!r}") from None
-    return content
-
-
-def _json(at: Address, path: str, timeout_s: float, question: object = None) -> dict[str, Any]:
-    body = None if question is None else json.dumps(question).encode()
-    try:
-        answer = json.loads(_fetch(at, path, timeout_s, body))
-    except ValueError as error:
-        raise NoAnswer(f"{at.url}{path}: not JSON ({error})") from None
-    if not isinstance(answer, dict):
-        raise NoAnswer(f"{at.url}{path}: not a JSON object")
-    return answer

@@ -165,7 +165,11 @@ async def _send(
 ) -> None:
     try:
         # BytesIO, because aiohttp sends it in parts: a long context does not hold up the loop.
-        async with asyncio.timeout(timeout_s), session.post(url, data=io.BytesIO(body)) as response:
+        async with (
+            asyncio.timeout(timeout_s),
+            # A redirect would carry the API key to another host, and its time into the request's.
+            session.post(url, data=io.BytesIO(body), allow_redirects=False) as response,
+        ):
             if response.status == 200:
                 async for chunk in response.content.iter_any():
                     exchange.chunk_times_s.append(time.perf_counter())

@@ -16,7 +16,7 @@ from leverbench.clock import Clock
 from leverbench.load.client import run_window
 from leverbench.load.metrics import point_metrics
 from leverbench.load.requests_table import write_no_requests, write_requests
-from leverbench.load.validity import INVALID, InvalidReason, judge
+from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
@@ -43,7 +43,7 @@ class _Measured:
     warm_up: Mapping[str, Any]
     probe: Mapping[str, Any]
     counters: Mapping[str, Any]
-    strangers_cpu_share: float
+    strangers_cpu_share: float | None
     reasons: tuple[InvalidReason, ...]
     timing_s: Mapping[str, float]
 
@@ -133,45 +133,52 @@ def _measure(
 ) -> _Measured:
     with open_session(launch, patience, recovery, measured=True) as session:
         clock = Clock()
-        before = ask_probe(session.engine, session.address, launch.probe)
+        before = ask_probe(session.api, session.address, launch.probe)
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
         clock.lap("probe_before")
         warm_up, rate = _warm_up(session, launch, point, patience)
         clock.lap("warm_up")
         count = max(point.requests, point.concurrency * _waves(point, rate))
-        asked = make_requests(
-            point.workload, count, session.facts.vocabulary, _seed(launch, point, "measured")
-        )
-        session.engine.flush_cache(session.address, ASK_TIMEOUT_S)
-        counters_before = session.engine.counters(session.address, ASK_TIMEOUT_S)
+        seed = _seed(session, launch, point, "measured")
+        asked = make_requests(point.workload, count, session.facts.vocabulary, seed)
+        endpoint = session.api.endpoint(session.address)
+        session.flush_cache()
+        counters_before = session.api.counters(session.address, ASK_TIMEOUT_S)
         log_from = session.server.log_size()
         processes = session.server.processes()
         clock.lap("prepare")
         cpu_before = cpu_use(processes)
         window = run_window(
-            session.engine.endpoint(session.address),
-            asked,
-            point.concurrency,
-            request_timeout_s=patience.request_s,
+            endpoint, asked, point.concurrency, request_timeout_s=patience.request_s
         )
-        strangers = cpu_use(processes).strangers_share(cpu_before)
+        # Without the server's processes, its own work would look like others'.
+        strangers = None if session.attach else cpu_use(processes).strangers_share(cpu_before)
         clock.lap("window")
         session.server.check_alive()
         log = session.server.read_log(log_from)
-        counters_after = session.engine.counters(session.address, ASK_TIMEOUT_S)
-        after = ask_probe(session.engine, session.address, launch.probe, before["answer"])
+        counters_after = session.api.counters(session.address, ASK_TIMEOUT_S)
+        after = ask_probe(session.api, session.address, launch.probe, before["answer"])
         clock.lap("probe_after")
     metrics = point_metrics(window)
     reasons = list(
-        judge(window, metrics, min_window_s=point.min_window_s, prefix_hits_expected=False)
+        judge(
+            window,
+            metrics,
+            min_window_s=point.min_window_s,
+            prefix_hits_expected=False,
+            cache_flushed=session.may_flush,
+        )
     )
     if not warm_up["agreed"]:
         reasons.append(InvalidReason.UNSTEADY_WARM_UP)
-    if compiled := _compiled(session.engine.compile_pattern, log):
+    compiled = _compiled(session.engine.compile_pattern, log) if log else None
+    if compiled:
         reasons.append(InvalidReason.COMPILED_IN_WINDOW)
-    if strangers > point.max_strangers_cpu_share:
+    if strangers is not None and strangers > point.max_strangers_cpu_share:
         reasons.append(InvalidReason.MACHINE_SHARED)
+    if server_shared(window, counters_before, counters_after):
+        reasons.append(InvalidReason.SERVER_SHARED)
     if not after["right"]:
         reasons.append(InvalidReason.PROBE_FAILED_AFTER)
     measured = _Measured(
@@ -196,9 +203,13 @@ def _measure(
     return measured
 
 
-def _seed(launch: Launch, point: Point, phase: str) -> list[object]:
-    """Names a window: variants share its prompts, sessions and phases do not."""
-    return [point.seed, launch.session, point.workload_name, point.concurrency, phase]
+def _seed(session: Session, launch: Launch, point: Point, phase: str) -> list[object]:
+    """Names a window: variants share its prompts, sessions and phases do not.
+
+    On a server whose cache may not be flushed nobody shares them, not even another try.
+    """
+    window = [point.seed, launch.session, point.workload_name, point.concurrency, phase]
+    return [*window, *session.nonce]
 
 
 def _warm_up(
@@ -214,13 +225,13 @@ def _warm_up(
     agreed = False
     # Two waves: one wave alone would be ramp-up and drain.
     count = 2 * point.concurrency
+    endpoint = session.api.endpoint(session.address)
     while not agreed and len(rates) < point.max_warm_up_windows:
         phase = f"warm-up-{len(rates) + 1}"
+        seed = _seed(session, launch, point, phase)
         window = run_window(
-            session.engine.endpoint(session.address),
-            make_requests(
-                point.workload, count, session.facts.vocabulary, _seed(launch, point, phase)
-            ),
+            endpoint,
+            make_requests(point.workload, count, session.facts.vocabulary, seed),
             point.concurrency,
             request_timeout_s=patience.request_s,
         )
@@ -262,12 +273,13 @@ def _row(
         "valid": not measured.reasons,
         "invalid_reason": measured.reasons[0] if measured.reasons else None,
         "server_id": measured.session.server.server_id,
+        "attached": measured.session.attach is not None,
         "digests": {**about["digests"], **evidence["digests"]},
         "machine": evidence["machine"],
         "versions": {**evidence["versions"], "engine": evidence["engine"]["version"]},
         "placement": evidence["placement"],
         "recovery": evidence["recovery"],
-        "seed": _seed(launch, point, "measured"),
+        "seed": _seed(measured.session, launch, point, "measured"),
         "num_requests": len(window.rows),
         "failures": len(window.rows) - len(window.successful),
         "failure_messages": list(dict.fromkeys(errors))[:10],

@@ -25,11 +25,16 @@ class ModelFacts:
     vocabulary: tuple[int, ...]
 
 
-def model_facts(path: Path) -> ModelFacts:
+def model_facts(path: Path, token_ids: tuple[int, int] | None = None) -> ModelFacts:
     """Reads a model's folder.
 
+    Args:
+        path: The folder.
+        token_ids: First and last id of the vocabulary, where the campaign narrows it.
+
     Raises:
-        LeverbenchError: There is no folder, or no readable ``config.json`` in it.
+        LeverbenchError: There is no folder, or no readable ``config.json`` in it, or nothing of
+            the vocabulary is left.
     """
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -48,7 +53,15 @@ def model_facts(path: Path) -> ModelFacts:
             f"unreadable model configuration ({error!r})", where=str(path / "config.json")
         ) from None
     special = _special_ids(path / "tokenizer.json")
-    return ModelFacts(_digest(path), tuple(id for id in range(size) if id not in special))
+    first, last = token_ids or (0, size - 1)
+    ids = tuple(id for id in range(first, min(last + 1, size)) if id not in special)
+    if token_ids and not ids:
+        raise LeverbenchError(
+            f"none of the token ids {first} to {last} is an ordinary one of this model",
+            where=str(path),
+            cure=f"It has {size}, from 0; correct model.token_ids, or remove it.",
+        )
+    return ModelFacts(_digest(path), ids)
 
 
 def _special_ids(tokenizer: Path) -> set[int]:

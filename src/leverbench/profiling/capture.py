@@ -167,7 +167,7 @@ def capture(
         session.server.check_alive()
         clock.lap("recording")
         traces = _read(recorded.result.paths)
-        device = "cpu" if launch.devices[0] == "cpu" else "gpu"
+        device = session.device or "gpu"
         rows = make_table(traces)
         totals = summarise(rows, device)
         if not totals["total_us"]:
@@ -212,14 +212,15 @@ def _unfinished(folder: Path) -> Iterator[tuple[Path, bool]]:
         shutil.rmtree(output, ignore_errors=True)
 
 
-def _seed(launch: Launch, asked: ProfileSlice, phase: str) -> list[object]:
-    return [asked.seed, launch.session, asked.workload_name, asked.concurrency, phase]
+def _seed(session: Session, launch: Launch, asked: ProfileSlice, phase: str) -> list[object]:
+    window = [asked.seed, launch.session, asked.workload_name, asked.concurrency, phase]
+    return [*window, *session.nonce]
 
 
 def _warm_up(session: Session, launch: Launch, asked: ProfileSlice, patience: Patience) -> None:
     """Runs one wave: what is compiled at the first use is not to be in the profile."""
     vocabulary = session.facts.vocabulary
-    seed = _seed(launch, asked, "profile-warm-up")
+    seed = _seed(session, launch, asked, "profile-warm-up")
     window = run_window(
         session.engine.endpoint(session.address),
         make_requests(asked.workload, asked.concurrency, vocabulary, seed),
@@ -244,13 +245,13 @@ def _record_steps(
     session: Session, launch: Launch, asked: ProfileSlice, patience: Patience, output: Path
 ) -> UnderLoad[_Recorded]:
     """Has a server record decode steps while its slots are busy, and waits for the traces."""
-    engine, address = session.engine, session.address
+    engine, address, devices = session.engine, session.address, (session.device or "gpu",)
     log_from = session.server.log_size()
 
     def record() -> _Recorded:
         started_at = now()
         try:
-            engine.start_profile(address, output, asked.steps, launch.devices, ASK_TIMEOUT_S)
+            engine.start_profile(address, output, asked.steps, devices, ASK_TIMEOUT_S)
         except NoAnswer as error:
             if error.status is None:
                 raise
@@ -280,7 +281,7 @@ def _requests_without_end(
     session: Session, launch: Launch, asked: ProfileSlice
 ) -> Iterator[Request]:
     for wave in itertools.count(1):
-        seed = _seed(launch, asked, f"profile-{wave}")
+        seed = _seed(session, launch, asked, f"profile-{wave}")
         yield from make_requests(asked.workload, asked.concurrency, session.facts.vocabulary, seed)
 
 
@@ -296,7 +297,7 @@ def _await_traces(
     limit_s = time.monotonic() + patience.request_s
     while True:
         session.server.check_alive()
-        log = session.server.read_log(log_from)
+        log = session.server.read_log(log_from) or ""
         told = engine.profile_begun_pattern.search(log) is not None
         done = len(engine.profile_done_pattern.findall(log))
         traces = engine.traces(output)
@@ -371,7 +372,7 @@ def _record(about: Mapping[str, Any], launch: Launch, captured: Captured) -> dic
         "versions": {**evidence["versions"], "engine": evidence["engine"]["version"]},
         "placement": evidence["placement"],
         "recovery": evidence["recovery"],
-        "device": "cpu" if launch.devices[0] == "cpu" else "gpu",
+        "device": captured.session.device,
         "decode_steps": captured.decode_steps,
         "in_flight": captured.in_flight,
         "started_at": captured.started_at,

@@ -24,7 +24,14 @@ from leverbench.serving.owner import owner_lock, run_alive, sweep
 from leverbench.serving.processes import KEEPER_MARK, Process, alive, descendants
 from leverbench.serving.spec import PORT, Cause, ServerError, ServerSpec
 
-__all__ = ["Cause", "ServerError", "ServerHandle", "lease"]
+__all__ = [
+    "Cause",
+    "ServerError",
+    "ServerHandle",
+    "client_of_run",
+    "lease",
+    "noted_measurement",
+]
 
 EXIT_OWNER_GONE = 75
 """Exit code of a client whose Snakemake process has died (EX_TEMPFAIL)."""
@@ -148,38 +155,63 @@ def lease(spec: ServerSpec, *, measured: bool, timeout_s: float) -> Iterator[Ser
     Raises:
         ServerError: It cannot be had, or did not live until the end of the block.
     """
-    project, done = Path(spec.project), threading.Event()
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(client_of_run(Path(spec.project), measured=measured))
+        # Closed, never unlocked: it stays locked while a process that inherited it lives.
+        client = open_lock(f"{sorted(spec.devices)[0]}.lease")
+        stack.callback(os.close, client)
+        state, launched = _acquire(spec, client, timeout_s)
+        ready, ready_at_unix_s = _wait_ready(spec, state)
+        server = _handle(ready, ready_at_unix_s, launched, (client, *held))
+        if measured:
+            stack.enter_context(noted_measurement(spec.label, server.server_id))
+        yield server
+        server.check_alive()
+
+
+@contextmanager
+def client_of_run(project: Path, *, measured: bool) -> Iterator[list[int]]:
+    """Ends this process when its Snakemake process dies, as long as the block runs.
+
+    Args:
+        project: The project directory.
+        measured: Whether nothing else of this user may be measured meanwhile on this machine.
+
+    Yields:
+        The descriptors of the locks that keep others away, for `ServerHandle.inherited`.
+
+    Raises:
+        ServerError: No Snakemake process of the project lives.
+    """
     if not run_alive(project):
         raise ServerError(
             Cause.OWNER_GONE,
             "no live Snakemake process owns this project's servers",
-            where=spec.project,
+            where=str(project),
             cure="Run the workflow again; leave the run directory alone while it runs.",
         )
+    done = threading.Event()
     with contextlib.ExitStack() as stack:
         stack.callback(done.set)
         threading.Thread(target=_end_with_owner, args=(project, done), daemon=True).start()
-        # Closed, never unlocked: they stay locked while a process that inherited them lives.
-        held = [open_lock(f"{sorted(spec.devices)[0]}.lease")]
-        stack.callback(os.close, held[0])
+        held = []
         if measured:
             held.append(open_lock(locks.MEASURE_LOCK))
-            stack.callback(os.close, held[1])
-            if not try_lock(held[1], LOCK_EX):
+            stack.callback(os.close, held[0])  # closed only, like a lease's
+            if not try_lock(held[0], LOCK_EX):
                 _say("waiting until another measurement is done")
-                fcntl.flock(held[1], LOCK_EX)
-        state, launched = _acquire(spec, held[0], timeout_s)
-        ready, ready_at_unix_s = _wait_ready(spec, state)
-        server = _handle(ready, ready_at_unix_s, launched, tuple(held))
-        window = {"label": spec.label, "server_id": server.server_id}
-        if measured:
-            locks.record_event("measure-begin", **window)
-        try:
-            yield server
-            server.check_alive()
-        finally:
-            if measured:
-                locks.record_event("measure-end", **window)
+                fcntl.flock(held[0], LOCK_EX)
+        yield held
+
+
+@contextmanager
+def noted_measurement(label: str, server_id: str) -> Iterator[None]:
+    """Notes start and end of the block in the run directory's events."""
+    locks.record_event("measure-begin", label=label, server_id=server_id)
+    try:
+        yield
+    finally:
+        locks.record_event("measure-end", label=label, server_id=server_id)
 
 
 def _end_with_owner(project: Path, done: threading.Event) -> None:

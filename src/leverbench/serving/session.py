@@ -2,23 +2,33 @@
 
 import importlib.metadata
 import platform
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from leverbench import __version__, records
-from leverbench.campaign.model import Probe, RecoveryStep
+from leverbench.campaign.model import Attach, Probe, RecoveryStep
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience
-from leverbench.engines import Address, AppliedLever, Engine, NoAnswer, get_engine
+from leverbench.engines import (
+    Address,
+    Api,
+    AppliedLever,
+    Engine,
+    NoAnswer,
+    api_of,
+    get_engine,
+)
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import masked, masked_fields, recorded_environment
+from leverbench.serving.attached import REFUSED, attached, unanswered
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -41,6 +51,36 @@ BUSY_TIMEOUT_S = 300.0
 ASK_TIMEOUT_S = 120.0
 
 
+class Server(Protocol):
+    """What a session needs of its server, whoever started it."""
+
+    @property
+    def server_id(self) -> str:
+        """Names the launch."""
+        ...
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors of locks, for processes that load the server (``pass_fds``)."""
+        ...
+
+    def check_alive(self) -> None:
+        """Returns if it is there and the same; else raises `ServerError`."""
+        ...
+
+    def processes(self) -> list[Process]:
+        """Returns its live processes; none where they are not known."""
+        ...
+
+    def log_size(self) -> int:
+        """Returns the present size of its log in bytes."""
+        ...
+
+    def read_log(self, start_byte: int = 0) -> str | None:
+        """Returns its output from a byte of its log on; None where there is no log to read."""
+        ...
+
+
 @dataclass(frozen=True)
 class Session:
     """A ready and proven server.
@@ -48,18 +88,55 @@ class Session:
     Attributes:
         server: The lease on it.
         address: Where it is asked.
-        engine: How to talk to it.
+        engine: What is known of the engine.
+        api: How to talk to the server: the engine itself, or the OpenAI protocol.
         facts: The model that it serves.
+        device: ``cpu`` or ``gpu``; None where a server that others started does not tell.
         evidence: The record of its launch.
         lease_s: Time from asking for the server to having it proven.
+        attach: What may be done with a server that others started; None for one of ours.
+        nonce: Added to the seeds of prompts, where they must differ from all that were sent before.
     """
 
-    server: ServerHandle
+    server: Server
     address: Address
     engine: Engine
+    api: Api
     facts: ModelFacts
+    device: str | None
     evidence: Mapping[str, Any]
     lease_s: float
+    attach: Attach | None = None
+    nonce: tuple[str, ...] = ()
+
+    @property
+    def may_flush(self) -> bool:
+        """Whether the server's prefix cache is ours to empty."""
+        return self.attach is None or self.attach.flush_cache
+
+    def flush_cache(self) -> None:
+        """Empties the server's prefix cache, where that is allowed."""
+        if self.may_flush:
+            self.engine.flush_cache(self.address, ASK_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A server that is there, however it came.
+
+    Attributes:
+        server: The lease on it.
+        address: Where it is asked.
+        facts: The model that it serves.
+        device: As in `Session`.
+        account: Gives what its evidence says beside the probe; asked when that is answered.
+    """
+
+    server: Server
+    address: Address
+    facts: ModelFacts
+    device: str | None
+    account: Callable[[], dict[str, Any]]
 
 
 def serve(params: Mapping[str, Any], patience: Patience, record: Path) -> None:
@@ -189,24 +266,64 @@ def open_session(
     began = time.monotonic()
     steps = [RecoveryStep(args=step["args"], env=step["env"]) for step in recovery]
     launch = launch.recovered(steps)
-    engine = get_engine(launch.engine.name)
-    facts = model_facts(Path(launch.model_path))
-    spec = _server_spec(engine, launch, patience)
+    attach, engine = launch.engine.attach, get_engine(launch.engine.name)
+    api = api_of(launch.engine)
+    # Equal prompts would find each other in a cache that we may not empty.
+    nonce = (secrets.token_hex(4),) if attach and not attach.flush_cache else ()
     try:
-        with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
-            path = Path("results") / launch.campaign / "launches" / f"{server.server_id}.json"
-            address = Address(server.base_url)
-            if not path.exists():
-                _prove(launch, engine, facts, server, address, recovery, path)
-            evidence = records.read_record(path)
+        with (
+            _attached(launch, measured) if attach else _launched(launch, engine, patience, measured)
+        ) as found:
+            path = Path("results") / launch.campaign / "launches" / f"{found.server.server_id}.json"
+            evidence = records.read_record(path) if path.exists() else None
+            # Another try at a server that was found wrong is another launch, unless it is not ours.
+            if evidence is None or (attach and evidence["outcome"] != Outcome.OK):
+                _prove(launch, api, found, recovery, path)
+                evidence = records.read_record(path)
             if evidence["outcome"] != Outcome.OK:
                 raise LastingFailure(Outcome(evidence["outcome"]), evidence["detail"])
-            lease_s = round(time.monotonic() - began, 4)
-            yield Session(server, address, engine, facts, evidence, lease_s)
+            yield Session(
+                server=found.server,
+                address=found.address,
+                engine=engine,
+                api=api,
+                facts=found.facts,
+                device=found.device,
+                evidence=evidence,
+                lease_s=round(time.monotonic() - began, 4),
+                attach=attach,
+                nonce=nonce,
+            )
     except ServerError as error:
         raise _failure(error, engine, patience, recovery) from error
     except NoAnswer as error:
+        if attach and error.status in REFUSED:
+            raise unanswered(launch.engine, error) from None
         raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=True) from error
+
+
+@contextmanager
+def _launched(
+    launch: Launch, engine: Engine, patience: Patience, measured: bool
+) -> Iterator[_Found]:
+    facts = model_facts(_model_folder(launch), launch.token_ids)
+    spec = _server_spec(engine, launch, patience)
+    with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
+        at = Address(server.base_url)
+        device = "cpu" if launch.devices[0] == "cpu" else "gpu"
+        yield _Found(server, at, facts, device, lambda: _account(launch, engine, facts, server, at))
+
+
+@contextmanager
+def _attached(launch: Launch, measured: bool) -> Iterator[_Found]:
+    with attached(launch, measured=measured) as server:
+        yield _Found(server, server.address, server.facts, server.told.device, server.account)
+
+
+def _model_folder(launch: Launch) -> Path:
+    if launch.model_path is None:
+        raise ValueError("a server is launched with a model")
+    return Path(launch.model_path)
 
 
 def _failure(
@@ -228,12 +345,12 @@ def _failure(
 
 
 def ask_probe(
-    engine: Engine, address: Address, probe: Probe, expected: str | None = None
+    api: Api, address: Address, probe: Probe, expected: str | None = None
 ) -> dict[str, Any]:
     """Asks the probe's question.
 
     Args:
-        engine: How to talk to the server.
+        api: How to talk to the server.
         address: The server.
         probe: The question.
         expected: An earlier answer to compare with, where the probe expects none.
@@ -242,7 +359,7 @@ def ask_probe(
         ``{"answer": text, "right": bool, "seconds": time}``.
     """
     began = time.monotonic()
-    answer = engine.ask(address, probe, ASK_TIMEOUT_S)
+    answer = api.ask(address, probe, ASK_TIMEOUT_S)
     seconds = round(time.monotonic() - began, 4)
     return {"answer": answer, "right": _is_right(probe, answer, expected), "seconds": seconds}
 
@@ -256,7 +373,7 @@ def _is_right(probe: Probe, answer: str, expected: str | None) -> bool:
 def _server_spec(engine: Engine, launch: Launch, patience: Patience) -> ServerSpec:
     project = Path.cwd()
     identity = identify(launch.engine)
-    argv = engine.command(launch.engine, (project / launch.model_path).resolve())
+    argv = engine.command(launch.engine, (project / _model_folder(launch)).resolve())
     env = engine.environment(launch.engine)
     if launch.devices[0] != "cpu":
         gpus = ",".join(device.removeprefix("gpu") for device in launch.devices)
@@ -282,19 +399,14 @@ def _server_spec(engine: Engine, launch: Launch, patience: Patience) -> ServerSp
 
 def _prove(
     launch: Launch,
-    engine: Engine,
-    facts: ModelFacts,
-    server: ServerHandle,
-    address: Address,
+    api: Api,
+    found: _Found,
     recovery: Sequence[Mapping[str, Any]],
     path: Path,
 ) -> None:
     """Writes the evidence of a launch: what is known of the server when it is ready."""
-    probe = ask_probe(engine, address, launch.probe)
-    info = engine.server_info(address, ASK_TIMEOUT_S)
-    identity = identify(launch.engine)
-    processes = server.processes()
-    start_s = round(server.ready_at_unix_s - server.started_at_unix_s, 3)
+    probe = ask_probe(api, found.address, launch.probe)
+    account = found.account()
     records.write_record(
         path,
         {
@@ -302,42 +414,54 @@ def _prove(
             "campaign": launch.campaign,
             "variant": launch.variant,
             "session": launch.session,
-            "server_id": server.server_id,
+            "server_id": found.server.server_id,
             "outcome": Outcome.OK if probe["right"] else Outcome.PROBE_WRONG,
             "detail": None if probe["right"] else _wrong(launch.probe, probe["answer"]),
-            "argv": masked(server.argv),
-            "env": recorded_environment(
-                _environment(processes[0].pid) if processes else {},
-                own=launch.engine.env,
-                prefix=engine.env_prefix,
-            ),
-            "levers_applied": [
-                asdict(lever) for lever in _applied(launch, engine, info, processes)
-            ],
-            "engine": {
-                "name": identity.name,
-                "version": identity.version,
-                "python": launch.engine.python or sys.executable,
-            },
-            "digests": {"engine": identity.digest, "model": facts.digest},
             "versions": {
                 "leverbench": __version__,
                 "snakemake": importlib.metadata.version("snakemake"),
                 "python": platform.python_version(),
             },
-            "machine": machine_fingerprint(launch.devices),
-            "devices": list(launch.devices),
-            "placement": placement(launch.devices, processes),
             "recovery": list(recovery),
-            "processes": [{"pid": pid, "started": start} for pid, start in processes],
-            "effective": masked_fields(info["effective"]),
-            "memory": info["memory"],
             "probe": probe,
-            "start_s": start_s,
+            **account,
             "recorded_at": now(),
         },
     )
-    note_history("launch", start_s)
+    if account["start_s"] is not None:
+        note_history("launch", account["start_s"])
+
+
+def _account(
+    launch: Launch, engine: Engine, facts: ModelFacts, server: ServerHandle, address: Address
+) -> dict[str, Any]:
+    """Returns what the evidence says of a server that was launched here."""
+    info = engine.server_info(address, ASK_TIMEOUT_S)
+    identity = identify(launch.engine)
+    processes = server.processes()
+    return {
+        "attached": False,
+        "argv": masked(server.argv),
+        "env": recorded_environment(
+            _environment(processes[0].pid) if processes else {},
+            own=launch.engine.env,
+            prefix=engine.env_prefix,
+        ),
+        "levers_applied": [asdict(lever) for lever in _applied(launch, engine, info, processes)],
+        "engine": {
+            "name": identity.name,
+            "version": identity.version,
+            "python": launch.engine.python or sys.executable,
+        },
+        "digests": {"engine": identity.digest, "model": facts.digest},
+        "machine": machine_fingerprint(launch.devices),
+        "devices": list(launch.devices),
+        "placement": placement(launch.devices, processes),
+        "processes": [{"pid": pid, "started": start} for pid, start in processes],
+        "effective": masked_fields(info["effective"]),
+        "memory": info["memory"],
+        "start_s": round(server.ready_at_unix_s - server.started_at_unix_s, 3),
+    }
 
 
 def _wrong(probe: Probe, answer: str) -> str:

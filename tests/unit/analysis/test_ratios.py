@@ -106,6 +106,21 @@ def test_the_engine_may_differ_where_it_is_the_lever(campaign, key):
     assert [session for session, _ in ratio(campaign, "float32", 16).sessions] == [2]
 
 
+def test_all_of_the_server_may_differ_where_it_is_the_lever(campaign):
+    plan = read_record(campaign.plan)
+    plan["variants"]["float32"]["delta"] = {"attach": [{"url": "http://a"}, {"url": "http://b"}]}
+    write_record(campaign.plan, plan)
+    for session in (1, 2):
+        path = campaign.launches / f"float32-s{session}.json"
+        lever = {"key": "attach", "asked": {"url": "http://b"}, "seen": "http://b"}
+        campaign.alter(path, levers_applied=[{**lever, "applied": True, "evidence": "e"}])
+        point = campaign.point("float32", session, 16)
+        campaign.alter_conditions(point, engine="other", machine="other")
+    assert len(ratio(campaign, "float32", 16).sessions) == 2
+    campaign.alter_conditions(point, model="other")
+    assert ratio(campaign, "float32", 16).not_compared == ((2, "another model"),)
+
+
 def test_a_point_outside_the_ladder_has_ratios(campaign):
     for variant in ("baseline", "float32"):
         campaign.add_point(variant, 1, 4, 8)

@@ -17,7 +17,7 @@ workloads: {random: {dataset: random-ids, input_tokens: 4, output_tokens: 8}}
 """
 SERVERS = """\
 a: {attach: "http://127.0.0.1:30000/"}
-b: {from: a, attach: {url: "http://127.0.0.1:30001", api: openai, key_variable: MY_VARIABLE}}
+b: {from: a, attach: {url: "http://127.0.0.1:30001", api: openai, key_variable: MY_API_KEY}}
 """
 
 
@@ -238,7 +238,7 @@ def test_attached_servers(tmp_path):
     assert campaign.attached
     assert (campaign.model_path, campaign.token_ids) == (None, (10, 90))
     assert a.engine.attach == Attach("http://127.0.0.1:30000")
-    assert b.engine.attach == Attach("http://127.0.0.1:30001", "openai", "MY_VARIABLE")
+    assert b.engine.attach == Attach("http://127.0.0.1:30001", "openai", "MY_API_KEY")
     assert list(b.delta) == ["attach"]
     # An OpenAI-compatible endpoint has no profiler.
     assert campaign.profile == Profile(concurrency=())
@@ -296,6 +296,24 @@ def test_one_address_for_all(tmp_path):
             "c.yaml:5: b: an OpenAI-compatible endpoint cannot be profiled",
         ),
         (SERVERS, ATTACHED + "profile: {steps: 3}\n", "b: an OpenAI-compatible endpoint"),
+        (
+            'a: {attach: "http://box:1"}\n',
+            ATTACHED + "profile: {concurrency: [16]}\n",
+            "c.yaml:5: a: a server of another host, where its traces are written, cannot be",
+        ),
+        ("a: {engine: {python: /p}, attach: http://h}\n", ATTACHED, "a: python needs a launch"),
+        ("a: {engine: {wrapper: [w]}, attach: http://h}\n", ATTACHED, "a: wrapper needs a launch"),
+        ("a: {tuned: [w8a8-block-fp8], attach: http://h}\n", ATTACHED, "a: tuned needs a launch"),
+        (
+            "a: {attach: {url: http://h, api: openai, flush_cache: true}}\n",
+            ATTACHED,
+            "c.yaml:6: a: the OpenAI protocol has no way to empty a cache",
+        ),
+        (
+            "a: {attach: {url: http://h, key_variable: MINE}}\n",
+            ATTACHED,
+            "c.yaml:6: variants.a.attach",
+        ),
     ],
 )
 def test_what_needs_a_launch_is_refused_for_attached_servers(tmp_path, variants, head, said):
@@ -303,8 +321,30 @@ def test_what_needs_a_launch_is_refused_for_attached_servers(tmp_path, variants,
 
 
 @pytest.mark.parametrize(
+    ("url", "profiled"),
+    [
+        ("http://127.0.0.1:1", (16,)),
+        ("http://127.1.2.3:1", (16,)),
+        ("http://[::1]:1", (16,)),
+        ("http://localhost:1", (16,)),
+        ("http://10.0.0.1:1", ()),
+        ("http://localhost.box:1", ()),
+    ],
+)
+def test_only_a_server_on_this_host_is_profiled(tmp_path, url, profiled):
+    head = ATTACHED + f'attach: "{url}"\n'
+
+    assert load(tmp_path, head=head).profile.concurrency == profiled
+    none = head + "profile: {concurrency: []}\n"
+    assert load(tmp_path, head=none).profile.concurrency == ()
+
+
+@pytest.mark.parametrize(
     "address",
     [
+        "http://[abc",
+        "http://abc:99999",
+        "http://abc:0",
         "http://me:abc@127.0.0.1:30000",
         "http://127.0.0.1:30000/?key=abc",
         "ftp://abc",
@@ -316,6 +356,6 @@ def test_an_address_that_may_hold_a_password_is_refused_and_not_repeated(tmp_pat
     written = address if address.startswith("{") else f"'{address}'"
     message = refusal(tmp_path, f"a:\n  attach: {written}\n", ATTACHED)
 
-    assert message.startswith("c.yaml:7: variants.a.attach")
+    assert message.startswith(("c.yaml:7: variants.a.attach", "c.yaml:6: a: attach"))
     assert "no address that can be used" in message
     assert "abc" not in message

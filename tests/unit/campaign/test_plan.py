@@ -123,6 +123,22 @@ def test_the_launch_of_an_attached_server_survives_the_way_into_a_job(tmp_path):
     assert Launch.from_params(json.loads(json.dumps(launch.as_params()))) == launch
 
 
+def test_an_attached_campaign_has_sessions_and_no_launches(tmp_path):
+    head = HEAD.replace("{path: models/m}", "{token_ids: [10, 90]}").replace(
+        ", args: {dtype: bfloat16, device: cpu}, env: {OMP_NUM_THREADS: 1}", ""
+    )
+    variants = "a: {attach: 'http://h:1', sessions: 2}\n"
+    attached = load(tmp_path, variants, head + "ladder: {1: 4}\n")
+    order = planned_order(attached, tmp_path / "results")
+    history = tmp_path / "h.jsonl"
+    history.write_text('{"what": "point c1", "seconds": 30}\n')
+
+    text = describe(attached, order, history, 0)
+    assert "model of the server, on servers that others started" in text
+    assert "jobs: 2 sessions, 2 points (0 of them measured), 0 profiles" in text
+    assert "estimated time: 1 min" in text
+
+
 def test_a_slice_holds_no_other_variant_s_settings(campaign):
     assert "float32" not in json.dumps(launch_slice(campaign, "baseline", 1).as_params())
 

@@ -87,7 +87,7 @@ def event(**meta: object) -> bytes:
 
 def test_events_are_cumulative():
     end = {"type": "length", "length": 3}
-    summary = SGLANG.endpoint("http://x").parse(
+    summary = SGLANG.endpoint(Address("http://x")).parse(
         [
             event(completion_tokens=1, prompt_tokens=4, cached_tokens=0, finish_reason=None),
             event(completion_tokens=3, prompt_tokens=4, cached_tokens=2, finish_reason=end),
@@ -103,13 +103,13 @@ def test_events_are_cumulative():
 
 
 def test_an_error_in_the_stream_is_told():
-    summary = SGLANG.endpoint("http://x").parse([b'{"error": {"message": "too long"}}'])
+    summary = SGLANG.endpoint(Address("http://x")).parse([b'{"error": {"message": "too long"}}'])
 
     assert summary.error == "too long"
 
 
 def test_a_request_asks_for_an_exact_number_of_tokens():
-    body = json.loads(SGLANG.endpoint("http://x").body(Request(0, (5, 6), 7)))
+    body = json.loads(SGLANG.endpoint(Address("http://x")).body(Request(0, (5, 6), 7)))
 
     assert body["input_ids"] == [5, 6]
     assert body["sampling_params"] == {"max_new_tokens": 7, "temperature": 0, "ignore_eos": True}
@@ -118,13 +118,25 @@ def test_a_request_asks_for_an_exact_number_of_tokens():
 
 def test_a_server_is_asked_and_flushed():
     with serving(Script()) as server:
-        assert SGLANG.ask(server.url, Probe(), 10) == "Paris"
-        SGLANG.flush_cache(server.url, 10)
+        assert SGLANG.ask(Address(server.url), Probe(), 10) == "Paris"
+        SGLANG.flush_cache(Address(server.url), 10)
+
+
+def test_what_a_server_tells_is_the_same_each_time():
+    with serving(Script(model="m")) as server:
+        at = Address(server.url)
+        info = SGLANG.server_info(at, 10)
+
+        assert info == SGLANG.server_info(at, 10)
+        assert info["version"] == "scripted"
+        assert info["start"] == {"load_weight": server.started_s}
+        assert info["device"] is None
+        assert SGLANG.served_model(at, 10)["model_path"] == "m"
 
 
 def test_a_server_that_is_not_there_gives_no_answer():
     with pytest.raises(NoAnswer):
-        SGLANG.ask("http://127.0.0.1:9", Probe(), 1)
+        SGLANG.ask(Address("http://127.0.0.1:9"), Probe(), 1)
 
 
 @pytest.mark.parametrize(

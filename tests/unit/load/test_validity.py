@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from leverbench.load.metrics import point_metrics
-from leverbench.load.validity import INVALID, InvalidReason, judge
+from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
 
 # Two slots, three requests of two tokens, 50 ms apart: mean TPOT 50 ms.
@@ -88,6 +88,37 @@ def test_one_cached_token_is_a_prefix_cache_hit():
 
 def test_unknown_cached_tokens_are_no_hit():
     assert reasons(with_row(cached_tokens=None)) == ()
+
+
+@pytest.mark.parametrize(("cached", "hit"), [(2, False), (3, True)])
+def test_an_unflushed_cache_may_match_2_percent_by_chance(cached, hit):
+    long = replace(ROW, input_tokens=100, cached_tokens=cached)
+    expected = ("prefix-cache-hits",) if hit else ()
+
+    assert reasons(replace(GOOD, rows=(long,)), cache_flushed=False) == expected
+    assert reasons(replace(GOOD, rows=(long,))) == ("prefix-cache-hits",)
+
+
+def counted(tokens: float) -> dict[str, float]:
+    return {"generation_tokens_total": tokens}
+
+
+@pytest.mark.parametrize(
+    ("window", "before", "after", "shared"),
+    [
+        # The window's three requests have two tokens each.
+        (GOOD, counted(10), counted(16), False),
+        (GOOD, counted(10), counted(17), True),
+        # It counts otherwise than we do, but for nobody else.
+        (GOOD, counted(10), counted(12), False),
+        # What never came may have been generated all the same.
+        (with_row(failure=Failure.BROKEN, output_tokens=1), counted(10), counted(20), False),
+        (GOOD, None, None, False),
+        (GOOD, counted(10), {"prompt_tokens_total": 90.0}, False),
+    ],
+)
+def test_others_work_shows_in_the_server_s_counters(window, before, after, shared):
+    assert server_shared(window, before, after) is shared
 
 
 def test_window_too_short():

@@ -58,3 +58,12 @@ def test_a_folder_that_is_no_model_is_one_message(tmp_path, content):
     with pytest.raises(LeverbenchError) as caught:
         model_facts(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_campaign_may_narrow_the_vocabulary(tmp_path):
+    path = write_model(tmp_path / "m")
+
+    assert model_facts(path, (2, 3)).vocabulary == (2, 3)
+    assert model_facts(path, (0, 99)).vocabulary == (1, 2, 3, 4)
+    with pytest.raises(LeverbenchError, match="none of the token ids 5 to 99 is an ordinary one"):
+        model_facts(path, (5, 99))

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ def job(tmp_path, monkeypatch):
         made = scripted_session(server, **session)
 
         @contextmanager
-        def at_hand(*_: object, measured: bool) -> Iterator[Session]:
+        def at_hand(launch: Launch, *_: object, measured: bool) -> Iterator[Session]:
             assert measured
-            yield made
+            yield replace(made, device="cpu" if launch.devices == ("cpu",) else "gpu")
 
         monkeypatch.setattr(capture, "open_session", at_hand)
         write_record(Path("server.json"), {"outcome": "ok", "detail": None, "recovery": []})
