@@ -493,6 +493,10 @@ def _applied(
             applied = False if readable and values != {value} else (True if complete else None)
             evidence = f"/proc environment of {len(readable)} of {len(processes)} processes"
             shown.append(AppliedLever(key, value, seen, applied, evidence))
+    if version := launch.engine.version:
+        installed = identify(launch.engine).version
+        same = installed == version
+        shown.append(AppliedLever("version", version, installed, same, "the installed package"))
     if launch.engine.python or launch.engine.wrapper:
         command = [*launch.engine.wrapper, launch.engine.python]
         for key, value in (("python", command[-1]), ("wrapper", command[:-1])):
