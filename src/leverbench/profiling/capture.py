@@ -167,7 +167,7 @@ def capture(
         session.server.check_alive()
         clock.lap("recording")
         traces = _read(recorded.result.paths)
-        device = session.device or "gpu"
+        device = _device(session)
         rows = make_table(traces)
         totals = summarise(rows, device)
         if not totals["total_us"]:
@@ -212,6 +212,11 @@ def _unfinished(folder: Path) -> Iterator[tuple[Path, bool]]:
         shutil.rmtree(output, ignore_errors=True)
 
 
+def _device(session: Session) -> str:
+    """Returns where the kernels run; the recording of a GPU has the CPU's part too."""
+    return session.device or "gpu"
+
+
 def _seed(session: Session, launch: Launch, asked: ProfileSlice, phase: str) -> list[object]:
     window = [asked.seed, launch.session, asked.workload_name, asked.concurrency, phase]
     return [*window, *session.nonce]
@@ -245,7 +250,7 @@ def _record_steps(
     session: Session, launch: Launch, asked: ProfileSlice, patience: Patience, output: Path
 ) -> UnderLoad[_Recorded]:
     """Has a server record decode steps while its slots are busy, and waits for the traces."""
-    engine, address, devices = session.engine, session.address, (session.device or "gpu",)
+    engine, address, devices = session.engine, session.address, (_device(session),)
     log_from = session.server.log_size()
 
     def record() -> _Recorded:
@@ -372,7 +377,7 @@ def _record(about: Mapping[str, Any], launch: Launch, captured: Captured) -> dic
         "versions": {**evidence["versions"], "engine": evidence["engine"]["version"]},
         "placement": evidence["placement"],
         "recovery": evidence["recovery"],
-        "device": captured.session.device,
+        "device": _device(captured.session),
         "decode_steps": captured.decode_steps,
         "in_flight": captured.in_flight,
         "started_at": captured.started_at,

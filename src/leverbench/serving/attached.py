@@ -23,8 +23,10 @@ from leverbench.serving.spec import Cause, ServerError
 
 # HTTP statuses by which a server refuses an API key, or the lack of one.
 REFUSED = (401, 403)
-# One question; a server that is busy with others answers late.
-_ASK_TIMEOUT_S = 60.0
+# One question; a server that writes the traces of a profile is silent for minutes.
+_ASK_TIMEOUT_S = 180.0
+# The first one: who answers later than this cannot be measured.
+_FIRST_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,8 @@ def require_answer(settings: EngineSettings) -> None:
     """
     api, at = api_of(settings), _address(settings)
     try:
-        fetch(at, api.ready_path, _ASK_TIMEOUT_S)
-        version = _ask(api, at).version
+        fetch(at, api.ready_path, _FIRST_TIMEOUT_S)
+        version = _ask(api, at, _FIRST_TIMEOUT_S).version
     except NoAnswer as error:
         raise unanswered(settings, error) from None
     if settings.version is not None and version != settings.version:
@@ -223,13 +225,13 @@ def _address(settings: EngineSettings) -> Address:
     return Address(attach.url, key)
 
 
-def _ask(api: Api, at: Address) -> Told:
-    info = api.server_info(at, _ASK_TIMEOUT_S)
+def _ask(api: Api, at: Address, timeout_s: float = _ASK_TIMEOUT_S) -> Told:
+    info = api.server_info(at, timeout_s)
     return Told(
         effective=masked_fields(info["effective"]),
         version=info["version"],
         device=info["device"],
-        model=api.served_model(at, _ASK_TIMEOUT_S),
+        model=api.served_model(at, timeout_s),
         start=info["start"],
         memory=info["memory"],
     )

@@ -14,7 +14,7 @@ from scripted_server import Script, ScriptedServer, serving
 from leverbench import stages
 from leverbench.campaign.file import load_campaign
 from leverbench.campaign.model import Campaign
-from leverbench.campaign.slices import launch_slice, patience, point_slice
+from leverbench.campaign.slices import launch_slice, patience, point_slice, profile_slice
 from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
 from leverbench.project import preflight
@@ -321,3 +321,26 @@ def test_a_wrong_answer_stands_until_it_is_asked_again(server):
     assert serve(attached)["outcome"] == "ok"
     (launch,) = evidence().values()
     assert launch["outcome"] == "ok"
+
+
+def test_a_server_on_this_host_is_profiled_without_its_log(server):
+    server.effective = {"device": "cpu"}
+    attached = campaign(server.url)
+    serve(attached)
+    folder = Path("results/small/a/profile/random/c2")
+    stages.profile(
+        launch_slice(attached, "a", 1).as_params(),
+        profile_slice(attached, "random", 2).as_params(),
+        "results/small/a/s1/server.json",
+        str(folder / "summary.json"),
+        str(folder / "kernels.parquet"),
+        patience(attached).as_resources(),
+        "logs/profile.log",
+    )
+
+    record = read_record(folder / "summary.json")
+    assert (record["outcome"], record["device"], record["placement"]) == ("profiled", "cpu", None)
+    assert [recording.asked["activities"] for recording in server.recordings] == [["CPU"]]
+    assert server.log  # which nobody here can read
+    prompts = [tuple(generation.input_ids) for generation in server.generations]
+    assert len(set(prompts)) == len(prompts)
