@@ -1,5 +1,6 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
+from functools import cache
 from pathlib import Path
 
 from leverbench import project
@@ -29,17 +30,27 @@ def campaign_targets():
     return RUN.targets()
 
 
+@cache
+def launch_of(variant, session):
+    """Returns what one session's server depends on: the same for all its points."""
+    RUN.require_session(variant, session)
+    return launch_slice(CAMPAIGN, variant, session).as_params()
+
+
+@cache
+def point_of(workload, concurrency):
+    """Returns what a point depends on besides its server: the same in all sessions."""
+    return point_slice(CAMPAIGN, workload, concurrency).as_params()
+
+
 def launch_params(wildcards):
     """Returns what one session's server depends on."""
-    RUN.require_session(wildcards.variant, int(wildcards.session))
-    return launch_slice(CAMPAIGN, wildcards.variant, int(wildcards.session)).as_params()
+    return launch_of(wildcards.variant, int(wildcards.session))
 
 
 def point_params(wildcards):
     """Returns what one point depends on besides its server."""
-    return point_slice(
-        CAMPAIGN, wildcards.workload, int(wildcards.concurrency)
-    ).as_params()
+    return point_of(wildcards.workload, int(wildcards.concurrency))
 
 
 def profile_params(wildcards):
@@ -51,8 +62,7 @@ def profile_params(wildcards):
 
 def first_session_params(wildcards):
     """Returns what the server of a variant's first session depends on."""
-    session = RUN.first_session(wildcards.variant)
-    return launch_slice(CAMPAIGN, wildcards.variant, session).as_params()
+    return launch_of(wildcards.variant, RUN.first_session(wildcards.variant))
 
 
 def first_session(wildcards):
@@ -65,29 +75,15 @@ def profile_rank(wildcards):
     return RUN.profile_rank(wildcards.variant)
 
 
-def make_again_if_asked(path):
-    """Has Snakemake make a file again although its inputs are what they were.
-
-    Called from input functions, when it is known which files a run is about. A job's own process
-    has its one target already.
-    """
-    if not workflow.dag_settings.target_jobs and path in RUN.made_again:
-        workflow.dag.forcefiles.add(path)
-
-
 def serve_input(wildcards):
-    """Returns the manifest of a model that the workflow makes."""
-    make_again_if_asked(RUN.session_record(wildcards.variant, wildcards.session))
+    """Returns the manifest of a model that the workflow makes.
+
+    Here the run's jobs are being found, so it is the moment to name what is made again although
+    its inputs are what they were. A job's own process has its one target already.
+    """
+    if not workflow.dag_settings.target_jobs:
+        workflow.dag.forcefiles.update(RUN.made_again)
     return RUN.model_manifest()
-
-
-def bench_input(wildcards):
-    """Returns the record of a point's session."""
-    session = RUN.session_record(wildcards.variant, wildcards.session)
-    make_again_if_asked(
-        f"{Path(session).parent}/{wildcards.workload}/c{wildcards.concurrency}.json"
-    )
-    return session
 
 
 def serve_rank(wildcards):
