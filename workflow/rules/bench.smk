@@ -1,6 +1,6 @@
 rule bench:
     input:
-        session=bench_input,
+        session="results/{campaign}/{variant}/s{session}/server.json",
     output:
         record="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.json",
         requests="results/{campaign}/{variant}/s{session}/{workload}/c{concurrency}.parquet",

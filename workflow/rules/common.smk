@@ -1,5 +1,6 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
+from functools import cache
 from pathlib import Path
 
 from leverbench import project
@@ -29,17 +30,27 @@ def campaign_targets():
     return RUN.targets()
 
 
+@cache
+def launch_of(variant, session):
+    """Returns what one session's server depends on: the same for all its points."""
+    RUN.require_session(variant, session)
+    return launch_slice(CAMPAIGN, variant, session).as_params()
+
+
+@cache
+def point_of(workload, concurrency):
+    """Returns what a point depends on besides its server: the same in all sessions."""
+    return point_slice(CAMPAIGN, workload, concurrency).as_params()
+
+
 def launch_params(wildcards):
     """Returns what one session's server depends on."""
-    RUN.require_session(wildcards.variant, int(wildcards.session))
-    return launch_slice(CAMPAIGN, wildcards.variant, int(wildcards.session)).as_params()
+    return launch_of(wildcards.variant, int(wildcards.session))
 
 
 def point_params(wildcards):
     """Returns what one point depends on besides its server."""
-    return point_slice(
-        CAMPAIGN, wildcards.workload, int(wildcards.concurrency)
-    ).as_params()
+    return point_of(wildcards.workload, int(wildcards.concurrency))
 
 
 def profile_params(wildcards):
@@ -51,8 +62,7 @@ def profile_params(wildcards):
 
 def first_session_params(wildcards):
     """Returns what the server of a variant's first session depends on."""
-    session = RUN.first_session(wildcards.variant)
-    return launch_slice(CAMPAIGN, wildcards.variant, session).as_params()
+    return launch_of(wildcards.variant, RUN.first_session(wildcards.variant))
 
 
 def first_session(wildcards):
@@ -72,7 +82,7 @@ def session_params(wildcards):
     return {
         "launch": launch_params(wildcards),
         "points": [
-            point_slice(CAMPAIGN, workload, concurrency).as_params()
+            point_of(workload, concurrency)
             for workload in CAMPAIGN.workloads
             for concurrency in CAMPAIGN.ladder
         ],
@@ -94,34 +104,14 @@ def session_resources():
     return {"gpu": CAMPAIGN.gpus} if CAMPAIGN.gpus else {}
 
 
-def make_again_if_due(path):
-    """Has Snakemake make a file again although its inputs are what they were.
-
-    Called from input functions, when it is known which files a run is about. A job's own process
-    has its one target already.
-    """
-    if not workflow.dag_settings.target_jobs and RUN.is_due(path):
-        workflow.dag.forcefiles.add(path)
-
-
 def serve_input(wildcards):
-    """Returns the manifest of a model that the workflow makes."""
-    make_again_if_due(RUN.session_record(wildcards.variant, wildcards.session))
-    return RUN.model_manifest()
+    """Returns the manifest of a model that the workflow makes.
 
-
-def bench_input(wildcards):
-    """Returns the record of a point's session."""
-    session = RUN.session_record(wildcards.variant, wildcards.session)
-    make_again_if_due(
-        f"{Path(session).parent}/{wildcards.workload}/c{wildcards.concurrency}.json"
-    )
-    return session
-
-
-def session_input(wildcards):
-    """Returns the manifest of a model that the workflow makes."""
-    make_again_if_due(RUN.marker(wildcards.variant, int(wildcards.session)))
+    Here the run's jobs are being found, so it is the moment to name what is made again although
+    its inputs are what they were. A job's own process has its one target already.
+    """
+    if not workflow.dag_settings.target_jobs:
+        workflow.dag.forcefiles.update(RUN.due)
     return RUN.model_manifest()
 
 

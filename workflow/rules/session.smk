@@ -7,7 +7,7 @@ localrules:
 # results would be rerun by runs that share a kept server.
 rule session:
     input:
-        model=session_input,
+        model=serve_input,
     output:
         marker=touch("state/sessions/{campaign}/{variant}/s{session}"),
     log:

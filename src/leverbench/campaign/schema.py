@@ -18,7 +18,9 @@ SCHEMA_PATH = Path(__file__).parents[3] / "workflow" / "schemas" / "campaign.sch
 @cache
 def schema() -> dict[str, Any]:
     """Returns the schema of a campaign file."""
-    content: dict[str, Any] = yaml.safe_load(SCHEMA_PATH.read_text(encoding="utf-8"))
+    # libyaml's reader, where PyYAML was built with it: this is read in every job's process.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content: dict[str, Any] = yaml.load(SCHEMA_PATH.read_text(encoding="utf-8"), loader)
     return content
 
 
