@@ -84,13 +84,13 @@ def digest_of(source: str, definition: str | None = None) -> str:
     Raises:
         LookupError: There is no such definition.
     """
-    tree: ast.AST = ast.parse(source)
+    module = ast.parse(source)
+    programs: list[ast.AST] = [module]
     if definition is not None:
-        named = [node for node in tree.body if getattr(node, "name", None) == definition]
-        if not named:
+        programs = [node for node in module.body if getattr(node, "name", None) == definition]
+        if not programs:
             raise LookupError(f"no {definition} at the top level")
-        tree = named[0]
-    text = json.dumps(canonical(tree), separators=(",", ":"))
+    text = json.dumps(canonical(programs[0]), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

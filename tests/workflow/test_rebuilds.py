@@ -288,6 +288,14 @@ def test_another_environment_is_measured_again_or_kept_apart_when_asked(moved):
     assert moved.jobs() == again
 
 
+def test_a_machine_without_the_campaign_s_gpus_has_nothing_to_compare(measured):
+    measured.change(topology={"gpus": 1})
+
+    # Another device: all is measured again, and nobody is asked what is here instead of it.
+    jobs = measured.jobs("--config", "on_environment_change=remeasure")
+    assert jobs == {"serve": 6, "bench": 12, "profile": 3, **PLANNED}
+
+
 # --- the package
 
 
