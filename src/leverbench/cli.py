@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from leverbench.errors import LeverbenchError
-from leverbench.project import DEFAULT_CAMPAIGN, preflight, read_project
+from leverbench.project import DEFAULT_CAMPAIGN, ignored, preflight, read_project
 
 
 def main() -> None:
@@ -24,7 +24,11 @@ def main() -> None:
         project = read_project(directory, {"campaign": arguments.campaign})
         if arguments.command == "check":
             preflight(project.campaign, directory)
-            print(f"{arguments.campaign}: nothing stands against a run")
+            print(
+                f"{arguments.campaign}: nothing stands against a run",
+                *ignored(project.campaign),
+                sep="\n",
+            )
         else:
             print(project.describe())
     except LeverbenchError as error:

@@ -261,7 +261,7 @@ class Project:
             self._require_same_environment({path for made in jobs.values() for path in made})
         except LeverbenchError as error:
             _exit(error)
-        print(self.describe(), file=sys.stderr, flush=True)
+        print(self.describe(), *ignored(self.campaign), sep="\n", file=sys.stderr, flush=True)
         take_turn(self.directory)
         _keep_superseded([Path(path) for rule in _MEASURING for path in jobs.get(rule, ())])
 
@@ -483,16 +483,16 @@ def preflight(campaign: Campaign, directory: Path) -> None:
 def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
     """Yields what a run of the campaign lacks on this machine, cheaply found."""
     try:
+        require_gpus(campaign.gpus, campaign.device)
+    except LeverbenchError as error:
+        yield error
+    try:
         if campaign.prepare is None and campaign.model_path is not None:
             model_facts(directory / campaign.model_path, campaign.token_ids)
     except LeverbenchError as error:
         yield error
     if campaign.attached:
         return
-    try:
-        require_gpus(campaign.gpus, campaign.device)
-    except LeverbenchError as error:
-        yield error
     for variant in campaign.variants.values():
         if variant.engine.tuned:
             yield LeverbenchError(
@@ -518,6 +518,22 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
                 where=campaign.file,
                 cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
+
+
+def ignored(campaign: Campaign) -> list[str]:
+    """Returns a warning for each variant whose lever the installed engine is known to ignore."""
+    if campaign.attached:
+        return []
+    return [
+        f"leverbench: {variant.name}: {variant.engine.name} {version} accepts {key} and reads it"
+        " nowhere: the variant will be called not applied"
+        for variant in campaign.variants.values()
+        for key in variant.delta
+        if key.startswith("args.")
+        and not get_engine(variant.engine.name).reads(
+            key.removeprefix("args."), version := identify(variant.engine).version
+        )
+    ]
 
 
 def _launches(campaign: Campaign, variant: str) -> Iterator[tuple[str, Launch]]:

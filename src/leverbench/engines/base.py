@@ -194,6 +194,14 @@ class Engine(Api, Protocol):
         """
         ...
 
+    def reads(self, argument: str, version: str | None) -> bool:
+        """Returns whether a version of the engine uses an argument that its parser accepts.
+
+        True unless the contrary is known: a lever that is taken and ignored is not applied,
+        whatever the server calls in force.
+        """
+        ...
+
     def memory_failure(self, log: str) -> str | None:
         """Tells from a server's log whether it ended for lack of memory.
 

@@ -62,6 +62,9 @@ _MODEL_FIELDS = ("model_path", "weight_version", "load_format", "model_type", "a
 # The first import of an engine from a cold network disk takes minutes.
 _IMPORT_TIMEOUT_S = 600
 
+# Arguments whose field no other module of that version mentions, by a search of its sources.
+_UNREAD = {"num-continuous-decode-steps": "0.5.23"}
+
 # Flags that newer versions call otherwise.
 _RENAMED = {
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
@@ -359,9 +362,18 @@ class SGLang:
         effective = info["effective"]
         if field not in effective:
             return AppliedLever(key, asked, None, None, f"/server_info has no {field}")
-        seen = effective[field]
+        seen, version = effective[field], info["version"]
         applied = None if asked is None else seen == value
-        return AppliedLever(key, asked, seen, applied, f"/server_info: {field}")
+        evidence = f"/server_info: {field}"
+        if applied and not self.reads(name, version):
+            return AppliedLever(
+                key, asked, seen, None, f"{evidence}, which {version} reads nowhere"
+            )
+        return AppliedLever(key, asked, seen, applied, evidence)
+
+    def reads(self, argument: str, version: str | None) -> bool:
+        """Knows of arguments that a version takes, shows in /server_info, and never looks at."""
+        return _UNREAD.get(argument) != version
 
 
 def _renamed(at: Address, name: str, timeout_s: float) -> dict[str, Any]:

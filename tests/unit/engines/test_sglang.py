@@ -149,10 +149,24 @@ def test_a_server_that_is_not_there_gives_no_answer():
 )
 def test_an_argument_is_applied_if_the_server_says_so(asked, seen, applied):
     parsed = {} if asked is None else {"dtype": ["dtype", asked]}
-    lever = SGLANG.applied(parsed, {"effective": {"dtype": seen}}, "args.dtype", asked)
+    lever = SGLANG.applied(
+        parsed, {"effective": {"dtype": seen}, "version": "1"}, "args.dtype", asked
+    )
 
     assert lever.applied is applied
     assert lever.seen == seen
+
+
+@pytest.mark.parametrize(("version", "applied"), [("0.5.23", None), ("0.4.0", True)])
+def test_an_argument_that_the_engine_ignores_is_not_shown_in_force(version, applied):
+    field = "num_continuous_decode_steps"
+    name = field.replace("_", "-")
+    info = {"effective": {field: 4}, "version": version}
+
+    lever = SGLANG.applied({name: [field, 4]}, info, f"args.{name}", 4)
+
+    assert lever.applied is applied
+    assert ("reads nowhere" in lever.evidence) == (applied is None)
 
 
 def test_an_argument_that_the_server_does_not_tell_is_not_shown():
