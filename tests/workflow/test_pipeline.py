@@ -153,6 +153,14 @@ def test_a_point_again_takes_the_recovered_server(scripted):
     assert point["launch_index"] == 2
     assert point["recovery"][0]["args"] == {"mem-fraction-static": 0.2}
 
+    # A record that was cut off stops what is made of it, with one message that names it.
+    path = scripted.path / target
+    path.write_bytes(path.read_bytes()[:100])
+    said = scripted.snakemake()
+    assert said.returncode != 0
+    assert "Traceback" not in said.stdout
+    assert f"{target}: unreadable record" in said.stdout
+
 
 def test_one_job_a_session_makes_the_usual_files(scripted):
     scripted.change(

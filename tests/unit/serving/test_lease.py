@@ -190,6 +190,23 @@ def test_an_answer_from_another_program_is_not_the_servers(world: World) -> None
     assert told["cause"] == "port-in-use"
 
 
+def test_a_port_range_that_is_used_up_is_told(
+    owning: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("leverbench.serving.lease._PORTS", range(port, port + 1))
+        spec = ServerSpec(**owning.spec())
+
+        with pytest.raises(ServerError, match=f"no free port from {port} to {port}") as caught:
+            with lease(spec, measured=False, timeout_s=5):
+                pass
+
+    assert caught.value.cause == Cause.PORT_IN_USE
+    assert "ss -ltnp" in str(caught.value)
+
+
 def test_a_keeper_that_does_not_leave_makes_the_device_busy(world: World) -> None:
     owner = world.owner()
     first = owner.client(world.spec("a"))
