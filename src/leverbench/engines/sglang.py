@@ -47,7 +47,7 @@ _FAMILIES = (
 )
 
 # The first asks for a larger share of the memory, the others for less use of it.
-_POOL_TOO_SMALL = "Please try to increase --mem-fraction-static"
+_POOL_TOO_SMALL = re.compile(r"(increase|[Rr]aise) --mem-fraction-static")
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|to a smaller value|not enough memory|MemoryError"
     r"|[Cc]annot allocate memory|can't allocate memory|std::bad_alloc"
@@ -349,7 +349,7 @@ class SGLang:
 
     def memory_failure(self, log: str) -> str | None:
         """Reads the words of torch, of the memory pool and of the graph capture."""
-        if _POOL_TOO_SMALL in log:
+        if _POOL_TOO_SMALL.search(log):
             return "pool-too-small"
         return "out-of-memory" if _OUT_OF_MEMORY.search(log) else None
 

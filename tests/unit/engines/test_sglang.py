@@ -169,6 +169,23 @@ def test_an_argument_that_the_engine_ignores_is_not_shown_in_force(version, appl
     assert ("reads nowhere" in lever.evidence) == (applied is None)
 
 
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.50 GiB", "out-of-memory"),
+        ("Possible solutions:\n1. set --mem-fraction-static to a smaller value", "out-of-memory"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", "out-of-memory"),
+        ("Decode out of memory. Try to lower your batch size.", "out-of-memory"),
+        ("Not enough memory. Please try to increase --mem-fraction-static.", "pool-too-small"),
+        ("no memory for the KV cache. Raise --mem-fraction-static above 0.002", "pool-too-small"),
+        ("triton.runtime.errors.OutOfResources: out of resource: shared memory", None),
+        ("ValueError: Cannot find model module.", None),
+    ],
+)
+def test_a_lack_of_memory_is_told_by_its_direction(log, cause):
+    assert SGLANG.memory_failure(f"before\n{log}\nafter") == cause
+
+
 def test_an_argument_that_the_server_does_not_tell_is_not_shown():
     lever = SGLANG.applied({"x": ["x", 1]}, {"effective": {}}, "args.x", 1)
 
