@@ -2,9 +2,9 @@
 
 Runs the embedded campaign from nothing in a copy of the project, on the real engine, and divides
 its wall time by the sum of what no tool could save: training the model, starting and stopping the
-servers, warm-up, measured windows and the recording of profiles. Beside it, every half second, the proportional set size (PSS)
-of all processes of the run that are neither engine (servers, and its parser in the check before
-the run) nor training.
+servers, warm-up, measured windows and the recording of profiles. Beside it, every half second, the
+proportional set size (PSS) of all processes of the run that are neither engine (servers, and its
+parser in the check before the run) nor training.
 
     python benchmarks/overhead.py            # the whole campaign, about ten minutes
     python benchmarks/overhead.py --quick    # one session of two variants

@@ -199,9 +199,11 @@ def test_a_port_range_that_is_used_up_is_told(
         monkeypatch.setattr("leverbench.serving.lease._PORTS", range(port, port + 1))
         spec = ServerSpec(**owning.spec())
 
-        with pytest.raises(ServerError, match=f"no free port from {port} to {port}") as caught:
-            with lease(spec, measured=False, timeout_s=5):
-                pass
+        with (
+            pytest.raises(ServerError, match=f"no free port from {port} to {port}") as caught,
+            lease(spec, measured=False, timeout_s=5),
+        ):
+            pass
 
     assert caught.value.cause == Cause.PORT_IN_USE
     assert "ss -ltnp" in str(caught.value)
