@@ -41,7 +41,8 @@ lint: setup-dev
 
 # Fast tests first: they fail within two minutes.
 test: lint
-	$(BIN)/pytest -m "not engine" tests/unit
+	$(BIN)/pytest -m "not engine and not server" tests/unit
+	$(BIN)/pytest -m server tests/unit
 	$(BIN)/pytest tests/workflow
 	$(BIN)/pytest -m "engine and not long and not gpu" tests
 

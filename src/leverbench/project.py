@@ -4,7 +4,7 @@ import gc
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.secrets import redacted
 from leverbench.serving.attached import require_answer
 from leverbench.serving.failures import RECOVERABLE
 from leverbench.serving.machine import machine_fingerprint, require_gpus
@@ -135,13 +136,15 @@ class Project:
         """
         plan = f"results/{self.campaign.name}/plan.json"
         if self.campaign.execution == "session":
-            finish = f"state/sessions/{self.campaign.name}/finished"
-            return [plan, *self.markers(), *([] if self.only else [finish])]
+            finish = [] if self.only else [f"state/sessions/{self.campaign.name}.finished"]
+            return [plan, *self.markers(), *finish]
         if self.only:
-            return [plan, *self.point_records(self.only), *self.profile_records(self.only)]
+            made = (self.session_records, self.point_records, self.profile_records)
+            return [plan, *(path for paths in made for path in paths(self.only))]
         report = f"reports/{self.campaign.name}/index.html"
         gate = f"state/gate/{self.campaign.name}"
-        return [plan, *self.point_records(), *self.profile_records(), report, gate]
+        measured = [*self.session_records(), *self.point_records(), *self.profile_records()]
+        return [plan, *measured, report, gate]
 
     @cached_property
     def due(self) -> set[str]:
@@ -215,6 +218,14 @@ class Project:
         place = self._ranks.get((variant, session), len(self._ranks))
         return (len(self._ranks) - place + 1) * width
 
+    @property
+    def _chosen(self) -> Campaign:
+        """The campaign with the variants that this run is narrowed to."""
+        variants = self.campaign.variants
+        return replace(
+            self.campaign, variants={name: variants[name] for name in self.only or variants}
+        )
+
     @cached_property
     def _ranks(self) -> dict[Session, int]:
         return {session: place for place, session in enumerate(self.order)}
@@ -247,34 +258,45 @@ class Project:
             jobs: The outputs of the jobs that this run has, by rule.
             cluster: Whether the run hands its jobs to other machines.
         """
-        if not _MEASURING.intersection(jobs):
-            return
         try:
+            self._require_own_results()
+            if not _MEASURING.intersection(jobs):
+                return
             if cluster:
                 raise LeverbenchError(
                     "jobs that share a kept server cannot be spread over a cluster",
                     where=self.campaign.file,
                     cure="Add execution=session to --config: then one job is one session.",
                 )
-            self._require_own_results()
-            preflight(self.campaign, self.directory)
+            preflight(self._chosen, self.directory)
             self._require_same_environment({path for made in jobs.values() for path in made})
         except LeverbenchError as error:
             _exit(error)
-        print(self.describe(), *ignored(self.campaign), sep="\n", file=sys.stderr, flush=True)
+        print(self.describe(), *ignored(self._chosen), sep="\n", file=sys.stderr, flush=True)
         take_turn(self.directory)
-        _keep_superseded([Path(path) for rule in _MEASURING for path in jobs.get(rule, ())])
+        try:
+            _keep_superseded([Path(path) for rule in _MEASURING for path in jobs.get(rule, ())])
+        except OSError as error:
+            sys.exit(f"leverbench: {error.filename or _SUPERSEDED}: {error.strerror}. Make room.")
 
     def describe(self) -> str:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
         return describe(self.campaign, self.order, self.directory / HISTORY, measured)
 
-    def end(self) -> None:
-        """Ends the server that this run kept."""
-        stop_now(self.directory)
+    def end(self, *, failed: bool) -> None:
+        """Ends the server that this run kept, and says where the report is.
 
-    def report_what_exists(self) -> None:
+        Of a run that failed it is rendered here, from what exists.
+        """
+        stop_now(self.directory)
+        page = Path("reports") / self.campaign.name / "index.html"
+        if failed:
+            self._report_what_exists()
+        elif page.exists():
+            print(f"leverbench: the report is {page}", file=sys.stderr, flush=True)
+
+    def _report_what_exists(self) -> None:
         """Renders the report of a run that failed, from the records that exist, holes named."""
         from leverbench import analysis
         from leverbench.report import render_report
@@ -325,10 +347,9 @@ class Project:
 
     def _is_outdated(self, record: Mapping[str, Any]) -> bool:
         """Whether a record is of an older protocol, and such are to be made again."""
-        return (
-            self.campaign.remeasure == "protocol"
-            and record.get("protocol", PROTOCOL_VERSION) < PROTOCOL_VERSION
-        )
+        protocol = record.get("protocol")
+        asked = self.campaign.remeasure == "protocol"
+        return asked and isinstance(protocol, int) and protocol < PROTOCOL_VERSION
 
     def _environment_changes(self, made: Collection[str] = ()) -> list[tuple[Session, list[str]]]:
         """Returns what is another today than in a valid record, one entry for each of these.
@@ -412,7 +433,7 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
     except LeverbenchError as error:
         _exit(error)
     if is_dry_run():
-        for lacking in missing(project.campaign, directory):
+        for lacking in missing(project._chosen, directory):
             print(f"leverbench: a run would stop: {lacking}", file=sys.stderr, flush=True)
     return project
 
@@ -432,6 +453,9 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
             )
     overrides = {key: config[key] for key in ("sessions", *RUN_KEYS) if key in config}
     file = Path(str(config.get("campaign", DEFAULT_CAMPAIGN)))
+    if file.is_absolute() and file.is_relative_to(directory.resolve()):
+        # One name for a file, however it is written.
+        file = file.relative_to(directory.resolve())
     campaign = load_campaign(
         file, overrides, lambda engine, key: get_engine(engine).lever_family(key)
     )
@@ -572,4 +596,4 @@ def package_sources(*folders: str) -> list[str]:
 
 
 def _exit(error: LeverbenchError) -> NoReturn:
-    sys.exit(f"leverbench: {error}")
+    sys.exit(str(redacted(f"leverbench: {error}")))

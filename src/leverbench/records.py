@@ -60,7 +60,7 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         LeverbenchError: The file is missing, not a JSON object, or of another schema version.
     """
-    cure = "Delete the file and run again: only it is made anew."
+    cure = "Delete the file and run again: it is made anew, with what depends on it."
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -372,3 +372,24 @@ def test_a_lasting_failure_keeps_the_gate(measured):
         said = measured.snakemake("state/gate/small")
         assert said.returncode != 0
         assert "s1/random/c1.json: probe-wrong: Lyon" in said.stdout
+
+
+def test_a_deleted_session_record_is_the_session(measured):
+    (measured.path / "results/small/float32/s2/server.json").unlink()
+
+    assert measured.jobs() == {"serve": 1, "bench": 2, **AFTER}
+
+
+def test_another_file_of_the_same_name_is_refused_in_each_mode(measured):
+    other = measured.path / "config/other.yaml"
+    other.write_text((measured.path / "config/campaign.yaml").read_text() + "\nseed: 2\n")
+    # The same file by its absolute name is no other file.
+    own = measured.path / "config/campaign.yaml"
+    assert measured.jobs("--config", f"campaign={own}") == {}
+
+    for execution in ("jobs", "session"):
+        said = measured.snakemake(
+            "--config", "campaign=config/other.yaml", f"execution={execution}"
+        ).stdout
+        assert "was made by config/campaign.yaml, a campaign of the same name" in said
+        assert "Traceback" not in said

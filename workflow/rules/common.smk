@@ -144,7 +144,5 @@ def begin_run():
 
 
 def end_run(failed=False):
-    """Ends the server that this run kept, and shows what a failed run has measured."""
-    RUN.end()
-    if failed:
-        RUN.report_what_exists()
+    """Ends the server that this run kept, and says where the report is."""
+    RUN.end(failed=failed)

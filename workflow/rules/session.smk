@@ -31,7 +31,7 @@ rule finish:
     input:
         RUN.markers(),
     output:
-        marker=touch("state/sessions/{campaign}/finished"),
+        marker=touch("state/sessions/{campaign}.finished"),
     log:
         "logs/{campaign}/finish.log",
     conda:

@@ -354,7 +354,7 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
         raise LeverbenchError(
             f"not a point of campaign {plan['campaign']} ({error!r})",
             where=str(path),
-            cure="Delete the file and run again: only it is made anew.",
+            cure="Delete the file and run again: it is made anew, with what depends on it.",
         ) from None
 
 

@@ -18,6 +18,7 @@ from leverbench.analysis.settings import (
     matched_control,
     planned_settings,
 )
+from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
@@ -115,7 +116,15 @@ def read_launches(rows: Sequence[Row], launches_dir: Path) -> dict[str, dict[str
         for row in rows
         if row["server_id"]
     }
-    return {server: read_record(path) for server, path in paths.items() if path.exists()}
+    launches = {server: read_record(path) for server, path in paths.items() if path.exists()}
+    for server, launch in launches.items():
+        if launch.get("kind") != "launch" or "engine" not in launch:
+            raise LeverbenchError(
+                "not the evidence of a launch",
+                where=str(paths[server]),
+                cure="Delete it, and the points that name it: they are measured again.",
+            )
+    return launches
 
 
 def applied_levers(

@@ -18,11 +18,11 @@ from leverbench.records import append_line, read_record
 HISTORY = Path("state/history.jsonl")
 
 
-def note_history(what: str, seconds: float) -> None:
+def note_history(what: str, seconds: float, campaign: str | None = None) -> None:
     """Notes how long something took; estimates rest on it, results do not."""
     # Where there is no room for this line, what was measured must not be lost for it.
     with suppress(OSError):
-        append_line(HISTORY, {"what": what, "seconds": seconds})
+        append_line(HISTORY, {"campaign": campaign, "what": what, "seconds": seconds})
 
 
 def planned_order(campaign: Campaign, results: Path) -> list[Session]:
@@ -40,12 +40,15 @@ def planned_order(campaign: Campaign, results: Path) -> list[Session]:
     """
     sessions = {name: variant.sessions for name, variant in campaign.variants.items()}
     parents = {name: variant.parent for name, variant in campaign.variants.items()}
-    return session_order(sessions, parents, campaign.seed, _begun(campaign, results))
+    # Without an earlier plan: what it would have been.
+    planned = session_order(sessions, parents, campaign.seed)
+    begun = _begun(campaign, results, planned)
+    return session_order(sessions, parents, campaign.seed, begun)
 
 
-def _begun(campaign: Campaign, results: Path) -> list[Session]:
+def _begun(campaign: Campaign, results: Path, planned: Sequence[Session]) -> list[Session]:
     """Returns the sessions of blocks that were begun, in the order in which they were planned."""
-    path, planned = results / "plan.json", []
+    path = results / "plan.json"
     if path.exists():
         plan = read_record(path)
         if plan.get("file") != campaign.file:
@@ -117,10 +120,10 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
 
 
 def estimate_s(campaign: Campaign, order: Sequence[Session], history: Path) -> float | None:
-    """Estimates a whole campaign from this project's own history, in seconds.
+    """Estimates a whole campaign from what it took before, in seconds.
 
-    Medians of earlier launches, of earlier points by concurrency, and of earlier profiles; None
-    where the history lacks one of them.
+    Medians of its earlier launches, of its points by concurrency, and of its profiles; None where
+    the history lacks one of them. Other campaigns have other models and machines.
     """
     seconds: dict[str, list[float]] = {}
     with suppress(OSError):
@@ -128,7 +131,8 @@ def estimate_s(campaign: Campaign, order: Sequence[Session], history: Path) -> f
             # A line may be torn, by a full disk or a kill.
             with suppress(ValueError, LookupError, TypeError):
                 entry = json.loads(line)
-                seconds.setdefault(entry["what"], []).append(float(entry["seconds"]))
+                if entry["campaign"] == campaign.name:
+                    seconds.setdefault(entry["what"], []).append(float(entry["seconds"]))
     profiles = len(campaign.variants) * len(campaign.workloads) * len(campaign.profile.concurrency)
     needed = [f"point c{c}" for c in campaign.ladder] + ["profile"] * bool(profiles)
     needed += [] if campaign.attached else ["launch"]
@@ -196,9 +200,9 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         f" {profiles} profiles"
     )
     lines.append(
-        "estimated time: unknown until this project has measured once"
+        "estimated time: unknown until this campaign has measured once"
         if estimate is None
-        else f"estimated time: {estimate / 60:.0f} min for all, from this project's own history"
+        else f"estimated time: {estimate / 60:.0f} min for all, from its own history"
     )
     return "\n".join(lines)
 
@@ -209,4 +213,6 @@ def _settings(step: RecoveryStep) -> str:
 
 
 def _shown(value: object) -> str:
-    return "unset" if value is None else str(value)
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else json.dumps(value)

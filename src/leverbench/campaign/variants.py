@@ -65,7 +65,7 @@ def resolve_variants(
             raise LeverbenchError(
                 f"from: {parent} is left out of its sweep, whose parent has that value already",
                 where=document.where(("variants", declared, "from")),
-                cure=f"Say from: {written[parent][1]['from']}.",
+                cure=f"Say from: {_made_from(written[parent][1])[0]}.",
             )
         inherited = base if parent is None else flatten(asdict(resolved[parent].engine))
         if cross:
@@ -195,6 +195,10 @@ def _swept(document: Document, name: str, body: Mapping[str, Any]) -> dict[str, 
     ((key, values),) = body["sweep"].items()
     group, setting = ("env", key[4:]) if key.startswith("env.") else ("args", key)
     rest = {k: v for k, v in body.items() if k != "sweep"}
+    if setting in rest.get(group, {}):
+        raise LeverbenchError(
+            f"{name}: {key} is set and swept", where=where, cure="Keep it in one of the two."
+        )
     swept: dict[str, dict[str, Any]] = {}
     for value in values:
         if group == "env" and isinstance(value, (bool, list, dict)):
@@ -212,6 +216,11 @@ def _swept(document: Document, name: str, body: Mapping[str, Any]) -> dict[str, 
             )
         swept[f"-{slug}"] = {**rest, group: {**rest.get(group, {}), setting: value}}
     return swept
+
+
+def _made_from(body: Mapping[str, Any]) -> list[str]:
+    """Returns the variants whose settings a variant has."""
+    return list(body.get("cross", [body["from"]] if "from" in body else []))
 
 
 def _members(
@@ -262,7 +271,7 @@ def _parents_first(
                 where=where,
                 cure="A variant cannot descend from itself: let one of them have no from.",
             )
-        for parent in body.get("cross", [body["from"]] if "from" in body else []):
+        for parent in _made_from(body):
             if parent not in written:
                 members = [n for n, (at, _) in written.items() if at == parent]
                 raise LeverbenchError(

@@ -7,6 +7,7 @@ import urllib.request
 from typing import Any
 
 from leverbench.engines.base import Address, NoAnswer
+from leverbench.secrets import redacted
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -34,7 +35,7 @@ def fetch(at: Address, path: str, timeout_s: float, body: bytes | None = None) -
     except urllib.error.HTTPError as error:
         error.close()
         raise NoAnswer(f"{url}: {error.code} {error.reason}", error.code) from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise NoAnswer(f"{url}: {error!r}") from None
     return content
 
@@ -48,7 +49,7 @@ def fetch_json(at: Address, path: str, timeout_s: float, question: object = None
     body = None if question is None else json.dumps(question).encode()
     try:
         answer = json.loads(fetch(at, path, timeout_s, body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoAnswer(f"{at.url}{path}: not JSON ({error})") from None
     if not isinstance(answer, dict):
         raise NoAnswer(f"{at.url}{path}: not a JSON object")
@@ -71,4 +72,4 @@ def chat(at: Address, model: str, prompt: str, max_tokens: int, timeout_s: float
     try:
         return str(answer["choices"][0]["message"]["content"])
     except (KeyError, IndexError, TypeError):
-        raise NoAnswer(f"no answer in {json.dumps(answer)[:200]}") from None
+        raise NoAnswer(f"no answer in {redacted(json.dumps(answer))[:200]}") from None

@@ -24,6 +24,7 @@ from yarl import URL
 from leverbench.load.endpoint import Request, StreamingEndpoint, StreamSummary
 from leverbench.load.sse import split_events
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window, mean_in_flight
+from leverbench.secrets import redacted
 
 Result = TypeVar("Result")
 
@@ -177,7 +178,8 @@ async def _send(
             else:
                 text = (await response.read()).decode(errors="replace")
                 exchange.failure = Failure.STATUS
-                exchange.error = f"HTTP {response.status}: {text[:_ERROR_CHARACTERS]}"
+                # Masked before it is cut: half a secret would not be recognised.
+                exchange.error = f"HTTP {response.status}: {redacted(text)[:_ERROR_CHARACTERS]}"
     except TimeoutError:
         exchange.failure, exchange.error = Failure.TIMEOUT, f"no end within {timeout_s} s"
     except (aiohttp.ClientError, OSError) as error:

@@ -115,7 +115,7 @@ def bench(
     row = _row(about, launch, point, measured)
     records.write_record(record, {**row, "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
-    note_history(f"point c{point.concurrency}", seconds)
+    note_history(f"point c{point.concurrency}", seconds, launch.campaign)
     print(
         f"leverbench: {launch.variant} s{launch.session} {point.workload_name} "
         f"C={point.concurrency}: {measured.metrics['output_tok_per_s']:.1f} output tok/s",

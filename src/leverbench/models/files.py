@@ -44,8 +44,8 @@ def model_facts(path: Path, token_ids: tuple[int, int] | None = None) -> ModelFa
             "there is no model here (no config.json)",
             where=str(path),
             cure=(
-                "Set model.path in the campaign to the folder of the model; "
-                f"one that the workflow makes comes with: snakemake --cores 8 {path}/model.json"
+                "Set model.path in the campaign to the folder of the model; one that the workflow"
+                " makes comes with: .venv/bin/snakemake --cores 8 models/NAME/model.json"
             ),
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -67,8 +67,15 @@ def model_facts(path: Path, token_ids: tuple[int, int] | None = None) -> ModelFa
 def _special_ids(tokenizer: Path) -> set[int]:
     if not tokenizer.exists():
         return set()
-    added = json.loads(tokenizer.read_text(encoding="utf-8")).get("added_tokens", [])
-    return {token["id"] for token in added}
+    try:
+        added = json.loads(tokenizer.read_text(encoding="utf-8")).get("added_tokens") or []
+        return {int(token["id"]) for token in added}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise LeverbenchError(
+            f"unreadable tokenizer ({error!r})",
+            where=str(tokenizer),
+            cure="Fetch the model's files: a pointer of Git LFS is not the file.",
+        ) from None
 
 
 def _digest(path: Path) -> str:

@@ -104,7 +104,8 @@ def profile(
         return
     write_table(kernels, captured.rows, about)
     records.write_record(summary, _record(about, launch, captured))
-    note_history("profile", round(time.monotonic() - began - captured.timing_s["lease"], 3))
+    seconds = round(time.monotonic() - began - captured.timing_s["lease"], 3)
+    note_history("profile", seconds, launch.campaign)
     parts = [f"{part['category']} {part['share']:.0%}" for part in captured.totals["categories"]]
     print(
         f"leverbench: {launch.variant} profile {asked.workload_name} C={asked.concurrency}: "

@@ -128,7 +128,7 @@ def read_profiles(plan: Mapping[str, Any], paths: Sequence[Path]) -> list[Profil
             raise LeverbenchError(
                 f"not a profile of campaign {plan['campaign']} ({error!r})",
                 where=str(path),
-                cure="Delete the file and run again: only it is made anew.",
+                cure="Delete the file and run again: it is made anew, with what depends on it.",
             ) from None
     tables = []
     for workload in plan["workloads"]:

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import time
 from fcntl import LOCK_EX, LOCK_SH
@@ -21,7 +22,8 @@ from leverbench.serving.processes import (
 )
 
 _OWNER_VARIABLE = "LEVERBENCH_OWNER"
-_DRY_RUN = {"-n", "-np", "-nr", "--dry-run", "--dryrun"}
+# Short options can stand together, as in -nq.
+_DRY_RUN = re.compile(r"-[a-zA-Z]*n[a-zA-Z]*|--dry-?run")
 # Locks that are held until this process ends: the kernel drops them then, however it ends.
 _held: dict[Path, int] = {}
 
@@ -113,7 +115,7 @@ def clear_stale_lock(project: Path) -> None:
 
 def is_dry_run() -> bool:
     """Returns whether this Snakemake process only says what it would do."""
-    return bool(_DRY_RUN.intersection(sys.argv))
+    return any(_DRY_RUN.fullmatch(word) for word in sys.argv)
 
 
 def sweep() -> list[Process]:

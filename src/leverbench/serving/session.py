@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from leverbench.engines import (
     get_engine,
 )
 from leverbench.engines.arguments import identify, parsed_arguments
+from leverbench.errors import LeverbenchError
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import masked, masked_fields, recorded_environment
@@ -196,7 +197,7 @@ def _recovering(
     memory = _recovery_memory(launch, patience)
     if memory is not None and memory.exists():
         # Another session of this server needed them: it would fail in the same way again.
-        taken += records.read_record(memory)["taken"]
+        taken += _remembered(memory)
     while True:
         try:
             server_id = attempt_twice(
@@ -213,6 +214,16 @@ def _recovering(
         if memory is not None and taken:
             records.write_record(memory, {"kind": "recovery", "taken": taken})
         return server_id
+
+
+def _remembered(memory: Path) -> list[dict[str, Any]]:
+    """Returns the steps of an earlier session; none where the memory of them is damaged."""
+    with suppress(LeverbenchError, KeyError, TypeError):
+        return [
+            {"cause": str(step["cause"]), "args": dict(step["args"]), "env": dict(step["env"])}
+            for step in records.read_record(memory)["taken"]
+        ]
+    return []
 
 
 def _next_step(
@@ -429,7 +440,7 @@ def _prove(
         },
     )
     if account["start_s"] is not None:
-        note_history("launch", account["start_s"])
+        note_history("launch", account["start_s"], launch.campaign)
 
 
 def _account(

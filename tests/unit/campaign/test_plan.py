@@ -83,19 +83,24 @@ def test_the_text_names_variants_deltas_order_and_jobs(campaign, order, tmp_path
         "recovery from out-of-memory: args.mem-fraction-static: 0.6; then args.dtype: unset" in text
     )
     assert "jobs: 10 launches, 20 points (3 of them measured), 5 profiles" in text
-    assert "unknown until this project has measured once" in text
+    assert "unknown until this campaign has measured once" in text
 
 
 def test_the_estimate_is_the_median_of_the_history(campaign, order, tmp_path):
     history = tmp_path / "h.jsonl"
     entries = [("launch", 10), ("launch", 30), ("launch", 20), ("point c1", 5), ("point c8", 7)]
     torn = '{"what": "launch", "sec{"what": "launch"}\n7\n'
-    lines = [json.dumps({"what": w, "seconds": s}) + "\n" for w, s in entries]
+    lines = [
+        json.dumps({"campaign": c, "what": w, "seconds": s}) + "\n"
+        for c, factor in ((campaign.name, 1), ("another", 100))
+        for w, s in [(what, factor * seconds) for what, seconds in entries]
+    ]
     history.write_text(torn + "".join(lines))
 
     # No profile has been taken yet.
     assert estimate_s(campaign, order, history) is None
-    history.write_text(history.read_text() + '{"what": "profile", "seconds": 11}\n')
+    profile = {"campaign": campaign.name, "what": "profile", "seconds": 11}
+    history.write_text(history.read_text() + json.dumps(profile) + "\n")
     # 10 launches of 20 s, each with a point of 5 s and one of 7 s; 5 profiles.
     assert estimate_s(campaign, order, history) == 10 * (20 + 5 + 7) + 5 * 11
 
@@ -131,7 +136,8 @@ def test_an_attached_campaign_has_sessions_and_no_launches(tmp_path):
     attached = load(tmp_path, variants, head + "ladder: {1: 4}\n")
     order = planned_order(attached, tmp_path / "results")
     history = tmp_path / "h.jsonl"
-    history.write_text('{"what": "point c1", "seconds": 30}\n')
+    entry = {"campaign": attached.name, "what": "point c1", "seconds": 30}
+    history.write_text(json.dumps(entry) + "\n")
 
     text = describe(attached, order, history, 0)
     assert "model of the server, on servers that others started" in text
@@ -222,8 +228,8 @@ def test_what_was_measured_is_known_without_the_plan_too(campaign, tmp_path):
     (results / "baseline/sx").mkdir()
 
     found = planned_order(campaign, results)
-    assert [session for session in found if session[1] <= 4] == [("baseline", 4), ("again", 4)]
-    assert {number for _, number in found} == {4, 5, 6}
+    # The blocks of a plan from nothing, and beside them what was measured outside of these.
+    assert found == [*planned_order(campaign, tmp_path / "none"), ("baseline", 4), ("again", 4)]
 
 
 def test_the_plan_of_another_file_is_not_continued(campaign, order, tmp_path):
@@ -250,3 +256,14 @@ def test_a_damaged_plan_is_one_message(campaign, order, tmp_path, damage):
     path.write_text('{"schema_ver')
     with pytest.raises(LeverbenchError, match="unreadable record"):
         planned_order(campaign, path.parent)
+
+
+def test_a_point_measured_first_leaves_the_blocks_whole(campaign, tmp_path):
+    """One result file as the target makes no plan: the next plan still has full blocks."""
+    whole = planned_order(campaign, tmp_path)
+    variant = list(campaign.variants)[-1]
+    record = tmp_path / variant / "s1/server.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+
+    assert planned_order(campaign, tmp_path) == whole

@@ -372,3 +372,25 @@ def test_a_cross_of_a_confounded_variant_is_confounded(tmp_path):
 )
 def test_a_mistake_in_a_cross_is_one_message(tmp_path, more, said):
     assert said in refusal(tmp_path, LEVERS + more)
+
+
+def test_a_setting_that_is_set_and_swept_is_refused(tmp_path):
+    said = refusal(tmp_path, "a: {}\nb: {from: a, args: {n: 5}, sweep: {n: [2, 3]}}\n")
+
+    assert "n is set and swept" in said
+
+
+def test_a_cross_that_is_left_out_is_no_parent(tmp_path):
+    said = refusal(
+        tmp_path,
+        """\
+        a: {args: {n: 1}}
+        b: {from: a, args: {dtype: float32}}
+        s: {from: a, sweep: {n: [1, 2]}}
+        x: {cross: [b, s]}
+        y: {from: x-1, args: {z: 3}}
+        """,
+    )
+
+    assert "from: x-1 is left out of its sweep" in said
+    assert "Say from: b" in said

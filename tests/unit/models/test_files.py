@@ -67,3 +67,14 @@ def test_a_campaign_may_narrow_the_vocabulary(tmp_path):
     assert model_facts(path, (0, 99)).vocabulary == (1, 2, 3, 4)
     with pytest.raises(LeverbenchError, match="none of the token ids 5 to 99 is an ordinary one"):
         model_facts(path, (5, 99))
+
+
+@pytest.mark.parametrize(
+    "content", ["version https://git-lfs.github.com/spec/v1", "[]", '{"added_tokens": [{}]}']
+)
+def test_a_damaged_tokenizer_is_one_message(tmp_path, content):
+    (tmp_path / "config.json").write_text('{"vocab_size": 10}')
+    (tmp_path / "tokenizer.json").write_text(content)
+
+    with pytest.raises(LeverbenchError, match="unreadable tokenizer"):
+        model_facts(tmp_path)

@@ -23,6 +23,8 @@ from leverbench.records import read_record, write_record
 from leverbench.serving.session import Session
 from leverbench.serving.spec import ServerError
 
+pytestmark = pytest.mark.server
+
 PATIENCE = Patience(start_s=60, request_s=20, recovery={})
 HASTY = Patience(start_s=60, request_s=2, recovery={})
 # Long enough that the first requests are under way for all of the recording.

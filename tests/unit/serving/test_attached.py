@@ -24,6 +24,8 @@ from leverbench.serving.failures import PassingFailure
 from leverbench.serving.owner import hold_owner
 from leverbench.serving.session import open_session
 
+pytestmark = pytest.mark.server
+
 KEY = "key-4711-of-the-test"
 # Slow enough that a busy machine does not make the client late; with the engine's own counters.
 SCRIPT = Script(step_s=0.03, metrics_prefix="sglang")
