@@ -73,12 +73,7 @@ class Project:
 
     def point_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned point's record."""
-        return [
-            f"results/{self.campaign.name}/{variant}/s{session}/{workload}/c{concurrency}.json"
-            for variant, session in self._sessions(variants)
-            for workload in self.campaign.workloads
-            for concurrency in self.campaign.ladder
-        ]
+        return [path for session in self._sessions(variants) for path in self._points_of(*session)]
 
     def profile_records(self, variants: Collection[str] = ()) -> list[str]:
         """Returns the path of each planned profile's record."""
@@ -91,14 +86,16 @@ class Project:
 
     def records_of(self, variant: str, session: int) -> list[str]:
         """Returns all records that a session makes: its own, its points', its profiles'."""
-        folder = f"results/{self.campaign.name}/{variant}/s{session}"
-        points = [
-            f"{folder}/{workload}/c{concurrency}.json"
+        points = self._points_of(variant, session)
+        profiles = self.profile_records((variant,)) if self.is_profiled(variant, session) else []
+        return [self.session_record(variant, session), *points, *profiles]
+
+    def _points_of(self, variant: str, session: int) -> list[str]:
+        return [
+            f"results/{self.campaign.name}/{variant}/s{session}/{workload}/c{concurrency}.json"
             for workload in self.campaign.workloads
             for concurrency in self.campaign.ladder
         ]
-        profiles = self.profile_records((variant,)) if self.is_profiled(variant, session) else []
-        return [f"{folder}/server.json", *points, *profiles]
 
     def markers(self) -> list[str]:
         """Returns the marker of each planned session, for runs of one job a session."""
