@@ -25,6 +25,7 @@ from leverbench.serving.failures import (
     Outcome,
     PassingFailure,
     attempt_twice,
+    require_started,
 )
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
 from leverbench.serving.strangers import cpu_use
@@ -89,22 +90,15 @@ def bench(
             "workload": records.digest(asdict(point.workload)),
         },
     }
-    failure: LastingFailure | None = None
-    if started["outcome"] != Outcome.OK:
-        failure = LastingFailure(Outcome.NO_SERVER, str(started["detail"]))
-    else:
-        folder = f"{launch.campaign}/{launch.variant}/s{launch.session}/{point.workload_name}"
-        account = Path("state/attempts") / folder / f"c{point.concurrency}.jsonl"
-        began = time.monotonic()
-        try:
-            measured = attempt_twice(
-                lambda: _measure(launch, point, patience, started["recovery"], about),
-                account,
-                about,
-            )
-        except LastingFailure as error:
-            failure = error
-    if failure is not None:
+    folder = f"{launch.campaign}/{launch.variant}/s{launch.session}/{point.workload_name}"
+    account = Path("state/attempts") / folder / f"c{point.concurrency}.jsonl"
+    began = time.monotonic()
+    try:
+        require_started(started)
+        measured = attempt_twice(
+            lambda: _measure(launch, point, patience, started["recovery"], about), account, about
+        )
+    except LastingFailure as failure:
         write_no_requests(requests, about)
         empty = {"outcome": failure.outcome, "detail": failure.detail, "valid": False}
         records.write_record(record, {**about, **empty, "invalid_reason": failure.outcome})

@@ -32,6 +32,7 @@ from leverbench.serving.failures import (
     PassingFailure,
     attempt_twice,
     now,
+    require_started,
 )
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
 
@@ -83,21 +84,16 @@ def profile(
         },
     }
     folder = summary.parent
-    failure: LastingFailure | None = None
-    if started["outcome"] != Outcome.OK:
-        failure = LastingFailure(Outcome.NO_SERVER, str(started["detail"]))
-    else:
-        attempts = Path("state/attempts") / launch.campaign / launch.variant / "profile"
-        began = time.monotonic()
-        try:
-            captured = attempt_twice(
-                lambda: _profile_once(launch, asked, patience, started["recovery"], folder),
-                attempts / asked.workload_name / f"c{asked.concurrency}.jsonl",
-                about,
-            )
-        except LastingFailure as error:
-            failure = error
-    if failure is not None:
+    attempts = Path("state/attempts") / launch.campaign / launch.variant / "profile"
+    began = time.monotonic()
+    try:
+        require_started(started)
+        captured = attempt_twice(
+            lambda: _profile_once(launch, asked, patience, started["recovery"], folder),
+            attempts / asked.workload_name / f"c{asked.concurrency}.jsonl",
+            about,
+        )
+    except LastingFailure as failure:
         write_table(kernels, [], about)
         empty = {"outcome": failure.outcome, "detail": failure.detail}
         records.write_record(summary, {**about, **empty})

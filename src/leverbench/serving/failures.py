@@ -67,6 +67,12 @@ class PassingFailure(Exception):
     row: Mapping[str, Any] | None = None
 
 
+def require_started(session: Mapping[str, Any]) -> None:
+    """Raises `LastingFailure` where a session's record says that it has no server."""
+    if session["outcome"] != Outcome.OK:
+        raise LastingFailure(Outcome.NO_SERVER, str(session["detail"]))
+
+
 def attempt_twice(
     action: Callable[[], Result], account: Path, context: Mapping[str, Any]
 ) -> Result:
