@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from leverbench.errors import LeverbenchError
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
-from leverbench.records import SCHEMA_VERSION, write_bytes
+from leverbench.parquet import write_rows
+from leverbench.records import SCHEMA_VERSION
 from leverbench.secrets import redacted
 
 _METADATA_KEY = b"leverbench"
@@ -82,11 +83,7 @@ def _write(
         "about": dict(about),
         "window": account,
     }
-    schema = SCHEMA.with_metadata({_METADATA_KEY: json.dumps(metadata, allow_nan=False)})
-    table = pa.Table.from_pylist(rows, schema=schema)
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd")
-    write_bytes(path, buffer.getvalue().to_pybytes())
+    write_rows(path, rows, SCHEMA, metadata)
 
 
 def read_requests(path: Path) -> tuple[Window | None, dict[str, Any]]:

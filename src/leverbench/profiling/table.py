@@ -1,6 +1,5 @@
 """The table of a profile: time by operation and category, and what stands out in it."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from leverbench.errors import LeverbenchError
+from leverbench.parquet import write_rows
 from leverbench.profiling.trace import Operation, Trace
-from leverbench.records import SCHEMA_VERSION, write_bytes
+from leverbench.records import SCHEMA_VERSION
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -163,8 +162,4 @@ def write_table(path: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> No
         about: JSON-able facts about where it comes from.
     """
     metadata = {"schema_version": SCHEMA_VERSION, "kind": "kernels", "about": dict(about)}
-    schema = _SCHEMA.with_metadata({b"leverbench": json.dumps(metadata, allow_nan=False)})
-    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=schema)
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd")
-    write_bytes(path, buffer.getvalue().to_pybytes())
+    write_rows(path, [asdict(row) for row in rows], _SCHEMA, metadata)
