@@ -1,6 +1,7 @@
 """A project directory and the campaign that a Snakemake run in it is about."""
 
 import gc
+import os
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -281,17 +282,34 @@ class Project:
         measured = sum(Path(record).exists() for record in self.point_records())
         return describe(self.campaign, self.order, self.directory / HISTORY, measured)
 
-    def end(self, *, failed: bool) -> None:
+    def end(self, *, failed: bool, whole: bool) -> None:
         """Ends the server that this run kept, and says where the report is.
 
-        Of a run that failed it is rendered here, from what exists.
+        Of a run that failed it is rendered here, from what exists. A campaign that runs until it
+        is decided, and is not, goes on: this process starts again as the same command.
+
+        Args:
+            failed: Whether the run failed.
+            whole: Whether it was to make all of the campaign.
         """
         stop_now(self.directory)
+        if self.campaign.until and whole and not failed and not self.only:
+            self._look_again()
         page = Path("reports") / self.campaign.name / "index.html"
         if failed:
             self._report_what_exists()
         elif page.exists():
             print(f"leverbench: the report is {page}", file=sys.stderr, flush=True)
+
+    def _look_again(self) -> None:
+        again = read_project(self.directory, self.config)
+        if all(Path(path).exists() for path in again.session_records()):
+            return
+        sessions = max(session for _, session in again.order)
+        told = f"leverbench: not decided after session {sessions - 1}: session {sessions} is next"
+        print(told, file=sys.stderr, flush=True)
+        # Locks end with the process image: the same command, with all of its words, has them anew.
+        os.execv(sys.executable, [sys.executable, "-m", "snakemake", *sys.argv[1:]])
 
     def _report_what_exists(self) -> None:
         """Renders the report of a run that failed, from the records that exist, holes named."""
@@ -299,17 +317,15 @@ class Project:
         from leverbench.report import render_report
 
         results, report = Path("results") / self.campaign.name, Path("reports") / self.campaign.name
-        plan, csv = results / "plan.json", results / "analysis/measurements.csv"
+        plan = results / "plan.json"
         points = [path for path in map(Path, self.measured_records()) if path.exists()]
         profiles = [path for path in map(Path, self.profile_records()) if path.exists()]
         try:
             if not plan.exists():
                 records.write_record(plan, self.plan)
-            attempts, parquet = (
-                Path("state/attempts") / self.campaign.name,
-                csv.with_suffix(".parquet"),
-            )
-            analysis.analyse(plan, points, attempts, csv, parquet)
+            attempts = Path("state/attempts") / self.campaign.name
+            analysis.analyse(plan, points, attempts, results / "analysis")
+            parquet = results / "analysis/measurements.parquet"
             page, findings = report / "index.html", report / "findings.md"
             render_report(
                 plan, parquet, results / "launches", profiles, page, findings, report / "figures"
@@ -464,8 +480,46 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
                 where=campaign.file,
                 cure=f"Variants are: {', '.join(campaign.variants)}.",
             )
+    campaign = _until_decided(campaign, directory)
     order = planned_order(campaign, directory / "results" / campaign.name)
     return Project(directory, campaign, plan_record(campaign, order), only, order, dict(config))
+
+
+def _until_decided(campaign: Campaign, directory: Path) -> Campaign:
+    """Returns the campaign with a session more, where it runs until it is decided and is not.
+
+    The records alone say so: a run that was interrupted goes on where it was.
+    """
+    results = directory / "results" / campaign.name
+    if campaign.until is None or not (results / "plan.json").exists():
+        return campaign
+    measured = [len(list((results / v).glob("s[1-9]*/server.json"))) for v in campaign.variants]
+    asked = max(variant.sessions for variant in campaign.variants.values())
+    campaign = _with_sessions(campaign, max(asked, min(measured)))
+    order = planned_order(campaign, results)
+    plan = plan_record(campaign, order)
+    project = Project(directory, campaign, plan, (), order, {})
+    if not all(
+        (directory / path).exists() for session in order for path in project.records_of(*session)
+    ):
+        return campaign
+    # The libraries behind verdicts are slow to import, and few campaigns need them here.
+    from leverbench import analysis
+    from leverbench.analysis.verdicts import MOST_SESSIONS, Word
+
+    paths = [directory / path for path in project.measured_records()]
+    judged = analysis.judge_campaign(
+        plan, results, paths, directory / "state/attempts" / campaign.name
+    )
+    sessions = max(asked, min(measured))
+    if sessions < MOST_SESSIONS and any(v.verdict == Word.UNDECIDED for v in judged):
+        return _with_sessions(campaign, sessions + 1)
+    return campaign
+
+
+def _with_sessions(campaign: Campaign, sessions: int) -> Campaign:
+    variants = campaign.variants.items()
+    return replace(campaign, variants={name: replace(v, sessions=sessions) for name, v in variants})
 
 
 def preflight(campaign: Campaign, directory: Path) -> None:

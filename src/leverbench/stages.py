@@ -115,15 +115,15 @@ def session(records: Sequence[str], config: Sequence[str], threads: int, log: st
         run(records, config, threads)
 
 
-def analyse(plan: str, points: Sequence[str], csv: str, parquet: str, log: str) -> None:
-    """Gathers the points into one table."""
+def analyse(plan: str, points: Sequence[str], verdicts: str, log: str) -> None:
+    """Gathers the points into one table, and judges them."""
     with _stage(log):
         from leverbench import analysis
 
         campaign = Path(plan).parent.name
         attempts = Path("state/attempts") / campaign
         paths = [Path(point) for point in points]
-        analysis.analyse(Path(plan), paths, attempts, Path(csv), Path(parquet))
+        analysis.analyse(Path(plan), paths, attempts, Path(verdicts).parent)
 
 
 def report(

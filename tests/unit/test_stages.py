@@ -62,7 +62,8 @@ def test_analysis_and_report_take_what_their_rules_give_them(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     campaign = write_campaign(tmp_path)
     plan, parquet = str(campaign.plan), str(campaign.results / "analysis/measurements.parquet")
-    analyse(plan, [str(path) for path in campaign.points], "m.csv", parquet, "analyse.log")
+    verdicts = str(campaign.results / "analysis/verdicts.json")
+    analyse(plan, [str(path) for path in campaign.points], verdicts, "analyse.log")
     profiles = [str(campaign.profile("float32"))]
     report(plan, parquet, profiles, "i.html", "f.md", "figures", "report.log")
 

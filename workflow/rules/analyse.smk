@@ -7,6 +7,7 @@ rule analyse:
     output:
         csv="results/{campaign}/analysis/measurements.csv",
         parquet="results/{campaign}/analysis/measurements.parquet",
+        verdicts="results/{campaign}/analysis/verdicts.json",
     log:
         "logs/{campaign}/analyse.log",
     conda:

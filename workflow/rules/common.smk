@@ -145,4 +145,4 @@ def begin_run():
 
 def end_run(failed=False):
     """Ends the server that this run kept, and says where the report is."""
-    RUN.end(failed=failed)
+    RUN.end(failed=failed, whole=not workflow.dag_settings.targets)

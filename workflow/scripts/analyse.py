@@ -1,11 +1,10 @@
-"""Gather the points into one table."""
+"""Gather the points into one table, and judge them."""
 
 from leverbench.stages import analyse
 
 analyse(
     plan=snakemake.input.plan,
     points=snakemake.input.points,
-    csv=snakemake.output.csv,
-    parquet=snakemake.output.parquet,
+    verdicts=snakemake.output.verdicts,
     log=snakemake.log[0],
 )

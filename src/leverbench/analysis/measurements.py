@@ -1,18 +1,23 @@
 """One row a point: the table that every figure and verdict is made from."""
 
+import csv
 import io
 import json
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 
 from leverbench.analysis.settings import steps_text
+from leverbench.campaign.model import Goodput
 from leverbench.errors import LeverbenchError
+from leverbench.load.metrics import goodput_request_per_s
+from leverbench.load.requests_table import read_requests
 from leverbench.records import read_record, write_bytes
 
 Row = dict[str, Any]
@@ -21,6 +26,13 @@ Point = tuple[str, int, str, int]
 
 _TEXT, _WHOLE, _REAL, _FLAG = "str", "Int64", "float64", "boolean"
 _PARSERS: dict[str, type] = {_TEXT: str, _WHOLE: int, _REAL: float, _FLAG: bool}
+# Of a table that anybody made.
+_NEEDED = ("variant", "parent", "session", "workload", "concurrency", "output_tok_per_s")
+_KINDS = {_TEXT: "text", _WHOLE: "whole number", _REAL: "number", _FLAG: "true or false"}
+_CELLS: dict[str, Callable[[str], Any]] = _PARSERS | {
+    _REAL: lambda cell: _finite(cell),
+    _FLAG: lambda cell: {"true": True, "1": True, "false": False, "0": False}[cell.lower()],
+}
 _TIMES = [
     f"{s}_{t}_ms"
     for t in ("ttft", "tpot", "itl", "e2e")
@@ -57,6 +69,7 @@ COLUMNS = _FIRST | {
     "failure_messages": _TEXT,
     "ended_at": _TEXT,
     "steady_output_tok_per_s": _REAL,
+    "goodput_request_per_s": _REAL,
     **{name: _REAL for name in _TIMES if name not in _FIRST},
     "warm_up_agreed": _FLAG,
     "cached_tokens": _WHOLE,
@@ -108,7 +121,9 @@ def planned_points(plan: Mapping[str, Any]) -> list[Point]:
     ]
 
 
-def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) -> pd.DataFrame:
+def collect(
+    plan: Mapping[str, Any], results: Path, point_paths: Sequence[Path], attempts_dir: Path
+) -> pd.DataFrame:
     """Reads the point records of a campaign into one table.
 
     A point without a record is shown by its last attempt, or by its session's last attempt to
@@ -116,7 +131,8 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
     attempts of another configuration than its own do not count.
 
     Args:
-        plan_path: The campaign's ``plan.json``.
+        plan: The campaign's plan.
+        results: The campaign's folder of results.
         point_paths: The point records that exist.
         attempts_dir: The campaign's folder under ``state/attempts``, which need not exist.
 
@@ -128,10 +144,14 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
     Raises:
         LeverbenchError: A record is truncated, or not a point of this campaign.
     """
-    plan = read_record(plan_path)
     rows: dict[Point, Row] = {}
+    goodput = plan.get("goodput")
     for path in point_paths:
         row = _row(plan, read_record(path), path)
+        if goodput and row["valid"]:
+            window, _ = read_requests(path.with_suffix(".parquet"))
+            if window is not None:
+                row["goodput_request_per_s"] = goodput_request_per_s(window, Goodput(**goodput))
         point = _point(row)
         if point in rows:
             raise LeverbenchError(
@@ -143,7 +163,7 @@ def collect(plan_path: Path, point_paths: Sequence[Path], attempts_dir: Path) ->
     for point in planned_points(plan):
         variant, session, workload, concurrency = point
         path = attempts_dir / variant / f"s{session}" / workload / f"c{concurrency}.jsonl"
-        session_path = plan_path.parent / variant / f"s{session}" / "server.json"
+        session_path = results / variant / f"s{session}" / "server.json"
         launch_digest = None
         if session_path.exists():
             launch_digest = (read_record(session_path).get("digests") or {}).get("launch")
@@ -208,6 +228,53 @@ def read_measurements(parquet_path: Path) -> pd.DataFrame:
         message = f"measurements without {', '.join(missing)}"
         raise LeverbenchError(message, where=str(parquet_path), cure=cure)
     return measurements
+
+
+def read_rows(csv_path: Path) -> list[Row]:
+    """Reads a table that anybody made: a row a measured point, with columns of `COLUMNS`.
+
+    Columns that it has beside those are left out; those that it lacks hold no data.
+
+    Raises:
+        LeverbenchError: The file is missing, lacks a column that is needed, or has a cell that
+            is not of its column's kind, or two rows of one point.
+    """
+
+    def refuse(what: str, line: int, cure: str) -> NoReturn:
+        raise LeverbenchError(what, where=f"{csv_path}:{line}", cure=cure)
+
+    try:
+        text = csv_path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        cure = "Name a CSV file in UTF-8."
+        raise LeverbenchError(f"unreadable ({error})", where=str(csv_path), cure=cure) from None
+    reader = csv.DictReader(io.StringIO(text))
+    lacking = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+    if lacking:
+        refuse(f"no column {', '.join(lacking)}", 1, f"Needed are {', '.join(_NEEDED)}.")
+    rows: list[Row] = []
+    lines: dict[Point, int] = {}
+    for cells in reader:
+        row: Row = {}
+        for name, kind in COLUMNS.items():
+            cell = cells.get(name)
+            try:
+                row[name] = _CELLS[kind](cell) if cell else None
+            except (ValueError, KeyError):
+                refuse(f"{name}: {cell!r} is no {_KINDS[kind]}", reader.line_num, "Mend the cell.")
+        row["valid"] = row["valid"] is not False
+        if None in (*_point(row), row["variant"]):
+            refuse(
+                "variant, session, workload or concurrency is empty", reader.line_num, "Fill it."
+            )
+        if (first := lines.setdefault(_point(row), reader.line_num)) != reader.line_num:
+            refuse(
+                f"a second row of {row_name(row)}, after line {first}",
+                reader.line_num,
+                "Number the sessions: a session is one launch of a server.",
+            )
+        rows.append(row)
+    return rows
 
 
 def as_rows(measurements: pd.DataFrame) -> list[Row]:
@@ -308,6 +375,13 @@ def placement_text(placement: Mapping[str, Any] | None) -> str | None:
         f"of {nodes} NUMA node{'' if nodes == 1 else 's'}" if nodes else "",
     ]
     return "; ".join(filter(None, (parts[0], " ".join(filter(None, parts[1:]))))) or None
+
+
+def _finite(cell: str) -> float:
+    value = float(cell)
+    if not math.isfinite(value):
+        raise ValueError(cell)
+    return value
 
 
 def _point(row: Row) -> Point:

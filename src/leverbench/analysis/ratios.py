@@ -1,8 +1,7 @@
 """What a variant measured relative to its parent, and whether its lever was in force."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
+GOODPUT = "goodput_request_per_s"
 # Settings whose change can be a change of the engine.
 _OTHER_ENGINE = {"version", "python", "wrapper", "attach"}
 
@@ -53,14 +53,11 @@ class Ratio:
         parent: What it is divided by.
         workload: The workload of both.
         concurrency: The concurrency of both.
-        metric: One of `METRICS`.
+        metric: One of `metrics_of` the plan.
         sessions: ``(session, ratio)`` for each session in which both have a valid row, measured
             under the same conditions. Empty where the ratio is withheld.
         not_compared: ``(session, names)`` for each session in which both have a valid row under
             conditions that differ in what is named, such as ``another machine``.
-        mean: Geometric mean over the sessions, None where there is none.
-        low: Smallest of the sessions. With `high` a range, not a confidence interval.
-        high: Largest of the sessions.
         confounded: More than one lever differs, or recovery made settings differ beside it.
         recovery: These settings, each with both its values; empty where there are none.
         withheld: Why there is no ratio although there may be measurements; None if there may be.
@@ -73,9 +70,6 @@ class Ratio:
     metric: str
     sessions: tuple[tuple[int, float], ...]
     not_compared: tuple[tuple[int, str], ...]
-    mean: float | None
-    low: float | None
-    high: float | None
     confounded: bool
     recovery: tuple[str, ...]
     withheld: str | None
@@ -89,7 +83,7 @@ class Spread:
         variant: The variant.
         workload: The workload.
         concurrency: The concurrency.
-        metric: One of `METRICS`.
+        metric: One of `metrics_of` the plan.
         sessions: Number of rows that may be pooled.
         share: Largest over smallest, minus 1; None with fewer than two sessions.
     """
@@ -185,10 +179,7 @@ def ratios(
             continue
         proof = applied[name]
         withheld = f"not applied: {proof.reason}" if proof.state == "not applied" else None
-        # There, another engine is the lever.
-        free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
-        # Another server of others is another one altogether, and need not be on this machine.
-        free |= {"machine"} if "attach" in variant["delta"] else set()
+        free = free_conditions(variant)
         for workload in plan["workloads"]:
             for concurrency in concurrencies(plan, rows):
                 mine, theirs = (
@@ -200,11 +191,10 @@ def ratios(
                     ]
                     for side in (name, variant["parent"])
                 )
-                for metric in METRICS:
+                for metric in metrics_of(plan):
                     sessions, not_compared = (
                         ((), ()) if withheld else _pairs(mine, theirs, metric, free)
                     )
-                    values = [value for _, value in sessions]
                     recovery = _recovery(plan, name, sessions, mine, theirs, launches)
                     found.append(
                         Ratio(
@@ -215,9 +205,6 @@ def ratios(
                             metric=metric,
                             sessions=sessions,
                             not_compared=not_compared,
-                            mean=_geometric_mean(values),
-                            low=min(values, default=None),
-                            high=max(values, default=None),
                             confounded=bool(variant["confounded"] or recovery),
                             recovery=recovery,
                             withheld=withheld,
@@ -263,6 +250,19 @@ def matched_controls(
     return controls
 
 
+def metrics_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the metrics in which variants are compared: goodput where the campaign limits it."""
+    return (*METRICS, GOODPUT) if plan.get("goodput") else METRICS
+
+
+def free_conditions(variant: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the conditions in which a planned variant may differ from its parent."""
+    # There, another engine is the lever.
+    free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
+    # Another server of others is another one altogether, and need not be on this machine.
+    return frozenset(free | ({"machine"} if "attach" in variant["delta"] else set()))
+
+
 def concurrencies(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[int]:
     """Returns the concurrencies of the ladder and of the rows, in ascending order."""
     return sorted({int(c) for c in plan["ladder"]} | {row["concurrency"] for row in rows})
@@ -280,7 +280,7 @@ def spreads(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[Spread]:
                     if (row["variant"], row["workload"], row["concurrency"])
                     == (name, workload, concurrency)
                 ]
-                for metric in METRICS:
+                for metric in metrics_of(plan):
                     values = [row[metric] for row in newest(here) if row[metric]]
                     share = max(values) / min(values) - 1 if len(values) > 1 else None
                     found.append(Spread(name, workload, concurrency, metric, len(values), share))
@@ -390,14 +390,14 @@ def _is_gone(lever: Mapping[str, Any], change: tuple[Any, Any] | None) -> bool:
 
 
 def _pairs(
-    mine: Sequence[Row], theirs: Sequence[Row], metric: str, free: set[str]
+    mine: Sequence[Row], theirs: Sequence[Row], metric: str, free: Collection[str]
 ) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, str], ...]]:
     """Returns the ratio of each session that has one, and the sessions that are not compared.
 
     Args:
         mine: The variant's rows at one workload and concurrency.
         theirs: The parent's.
-        metric: One of `METRICS`.
+        metric: One of `metrics_of` the plan.
         free: Names of conditions that may differ.
     """
     pooled, below = newest(mine), newest(theirs)
@@ -413,7 +413,3 @@ def _pairs(
         elif row in pooled and parent in below:
             compared.append((session, row[metric] / parent[metric]))
     return tuple(compared), tuple(not_compared)
-
-
-def _geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None

@@ -11,6 +11,7 @@ from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import (
     Attach,
     Campaign,
+    Goodput,
     Limits,
     Probe,
     Profile,
@@ -23,6 +24,7 @@ from leverbench.campaign.variants import LeverFamily, check_settings, flatten, r
 from leverbench.errors import LeverbenchError
 
 DEFAULT_LADDER = {1: 8, 8: 32, 16: 48}
+DEFAULT_EQUAL_WITHIN = 0.03
 # What `--config` may change for one run beside `sessions`: how a run goes on, not what it measures.
 RUN_KEYS = ("execution", "remeasure", "on_environment_change")
 RESERVED = ("tuning", "kernels")
@@ -79,6 +81,9 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         probe=Probe(**data.get("probe", {})),
         limits=Limits(**data.get("limits", {})),
         profile=_profile(document, variants),
+        until=data.get("until"),
+        equal_within=data.get("equal_within", DEFAULT_EQUAL_WITHIN),
+        goodput=Goodput(**data["goodput"]) if "goodput" in data else None,
         recovery=_recovery(document),
         execution=data.get("execution", "jobs"),
         remeasure=data.get("remeasure", "none"),

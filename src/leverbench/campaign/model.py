@@ -142,6 +142,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Goodput:
+    """Limits that a request keeps within to count, in milliseconds; None for no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Campaign:
     """A campaign file, validated and resolved.
 
@@ -163,6 +172,9 @@ class Campaign:
         probe: The question asked before and after each point.
         limits: Bounds of the measurement.
         profile: What is profiled.
+        until: ``decided`` where sessions are added until verdicts are, else None.
+        equal_within: Variants whose ratio lies within this share of 1 are equal.
+        goodput: Limits of a request's latency, or None.
         recovery: By cause of a failed start, what is changed step by step.
         execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
         remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).
@@ -186,6 +198,9 @@ class Campaign:
     probe: Probe
     limits: Limits
     profile: Profile
+    until: str | None
+    equal_within: float
+    goodput: Goodput | None
     recovery: Mapping[str, tuple[RecoveryStep, ...]]
     execution: str
     remeasure: str

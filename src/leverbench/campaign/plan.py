@@ -97,6 +97,9 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
         "probe": asdict(campaign.probe),
         "limits": asdict(campaign.limits),
         "profile": {**asdict(campaign.profile), "concurrency": list(campaign.profile.concurrency)},
+        "until": campaign.until,
+        "equal_within": campaign.equal_within,
+        "goodput": asdict(campaign.goodput) if campaign.goodput else None,
         "recovery": {
             cause: [asdict(step) for step in steps] for cause, steps in campaign.recovery.items()
         },

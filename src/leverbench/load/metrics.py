@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from leverbench.campaign.model import Goodput
 from leverbench.load.window import RequestRow, Window
 
 
@@ -81,12 +82,32 @@ def point_metrics(window: Window) -> dict[str, float | None]:
         "steady_output_tok_per_s": _steady_output_tok_per_s(window),
         "request_per_s": len(successful) / duration_s if successful else None,
     }
-    for latency, of_request in _LATENCIES_OF_REQUEST.items():
+    for latency, of_request in _OF_REQUEST.items():
         values_s = [value for row in successful for value in of_request(row)]
         for statistic, percentile in STATISTICS.items():
             metrics[f"{statistic}_{latency}_ms"] = _statistic_ms(values_s, percentile)
     metrics["accept_length"] = float(np.mean(accept_lengths)) if accept_lengths else None
     return metrics
+
+
+def goodput_request_per_s(window: Window, limits: Goodput) -> float | None:
+    """Returns the rate of successful requests that keep within all limits.
+
+    A request without a value that is limited (one token has no TPOT) keeps within that limit.
+    None without a successful request: nobody knows what the server could have done.
+    """
+    if not window.successful:
+        return None
+    bounds_s = {
+        latency: bound_ms / 1e3
+        for latency in ("ttft", "tpot", "e2e")
+        if (bound_ms := getattr(limits, f"{latency}_ms")) is not None
+    }
+    good = sum(
+        all(value <= bound for name, bound in bounds_s.items() for value in _OF_REQUEST[name](row))
+        for row in window.successful
+    )
+    return good / window.duration_s
 
 
 def steady_interval(window: Window) -> tuple[float, float] | None:
@@ -150,7 +171,7 @@ def _e2e_s(row: RequestRow) -> list[float]:
     return [row.ended_s - row.intended_s]
 
 
-_LATENCIES_OF_REQUEST: dict[str, Callable[[RequestRow], list[float]]] = {
+_OF_REQUEST: dict[str, Callable[[RequestRow], list[float]]] = {
     "ttft": _ttft_s,
     "tpot": _tpot_s,
     "itl": _itl_s,

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from leverbench.analysis.measurements import Row, newest
 from leverbench.analysis.ratios import Ratio
+from leverbench.analysis.verdicts import Verdict
 
 # Metric: (file name, axis label). Throughput and latency are drawn against concurrency.
 CURVES = {
@@ -48,7 +49,10 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_figures(
-    plan: Mapping[str, Any], rows: Sequence[Row], ratios: Sequence[Ratio]
+    plan: Mapping[str, Any],
+    rows: Sequence[Row],
+    ratios: Sequence[Ratio],
+    verdicts: Mapping[tuple[str, str, int, str], Verdict],
 ) -> dict[str, str]:
     """Draws every figure of a campaign.
 
@@ -66,7 +70,9 @@ def draw_figures(
                 drawn[file] = _svg(_curves(plan, here, metric, label, size))
         file = f"{workload}-{RATIOS}"
         with matplotlib.rc_context({**_STYLE, "svg.hashsalt": file}):
-            drawn[file] = _svg(_ratios(plan, [r for r in ratios if r.workload == workload]))
+            drawn[file] = _svg(
+                _ratios(plan, [r for r in ratios if r.workload == workload], verdicts)
+            )
     return drawn
 
 
@@ -125,7 +131,11 @@ def _curves(
     return figure
 
 
-def _ratios(plan: Mapping[str, Any], ratios: Sequence[Ratio]) -> Figure:
+def _ratios(
+    plan: Mapping[str, Any],
+    ratios: Sequence[Ratio],
+    verdicts: Mapping[tuple[str, str, int, str], Verdict],
+) -> Figure:
     shown = [ratio for ratio in ratios if ratio.metric == "output_tok_per_s"]
     variants = list(dict.fromkeys(ratio.variant for ratio in shown))
     # Variants stand apart by most of a row.
@@ -137,19 +147,22 @@ def _ratios(plan: Mapping[str, Any], ratios: Sequence[Ratio]) -> Figure:
     figure = Figure(figsize=(11.0, 1.0 + 0.27 * max(rows_and_gaps, 3)))
     axes = figure.subplots()
     axes.set_xlabel("output tok/s, ratio to the parent")
-    if not any(ratio.sessions for ratio in shown):
+    if all(verdict.ratio is None for verdict in verdicts.values()):
         return _empty(figure, axes)
     axes.axvline(1, color=_INK, linewidth=1)
     notes = []
     for ratio in shown:
         y = heights[ratio.variant, ratio.concurrency]
         colour, marker = _look(list(plan["variants"]).index(ratio.variant))
-        if ratio.mean is None:
+        verdict = verdicts[ratio.variant, ratio.workload, ratio.concurrency, ratio.metric]
+        if verdict.ratio is None:
             notes.append((y, _why_none(ratio)))
             continue
         values = [value for _, value in ratio.sessions]
-        axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=1.2, alpha=0.6)
-        axes.plot([ratio.mean] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2.4)
+        if verdict.low is not None and verdict.high is not None:
+            interval = [verdict.low, verdict.high]
+            axes.plot(interval, [y, y], color=colour, linewidth=1.2, alpha=0.6)
+        axes.plot([verdict.ratio] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2.4)
         axes.plot(
             values,
             [y] * len(values),

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from leverbench.analysis.measurements import row_name
+from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
+from leverbench.analysis.verdicts import PRIMARY, Word, interval_text, verdict_text
 from leverbench.report.profiles import Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
@@ -29,18 +31,21 @@ class Finding:
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """Returns what the campaign shows so far: figures and facts, no verdicts."""
+    """Returns what the campaign shows so far."""
     rules = (
         _coverage,
         _target,
         _not_applied,
-        _ratios,
+        _verdicts,
+        _interactions,
         _not_compared,
         _confounded,
         _recovered,
         _late,
         _attached,
-        _spread,
+        _noise,
+        _controls,
+        _drift,
         _relaunched,
         _profiled,
         _not_profiled,
@@ -109,28 +114,56 @@ def _not_applied(summary: Summary) -> Iterator[Finding]:
             yield Finding("not applied", text, tuple(rows))
 
 
-def _ratios(summary: Summary) -> Iterator[Finding]:
+def _verdicts(summary: Summary) -> Iterator[Finding]:
     for ratio in summary.ratios:
-        if ratio.metric != "output_tok_per_s" or ratio.mean is None:
+        key = (ratio.variant, ratio.workload, ratio.concurrency, ratio.metric)
+        verdict = summary.verdicts[key]
+        if ratio.metric != PRIMARY or verdict.ratio is None:
             continue
         delta = changes(summary.plan["variants"][ratio.variant])
         what = "; ".join(f"{k}: {as_text(a)} to {as_text(b)}" for k, (a, b) in delta.items())
         if cross := cross_text(summary, ratio.variant):
             what = f"{cross}; {what}"
-        sessions = counted(len(ratio.sessions), "session")
-        if len(ratio.sessions) > 1:
-            sessions = f"range {ratio.low:.3f} to {ratio.high:.3f}, {sessions}"
         text = (
-            f"{ratio.variant} ({what or 'no difference'}) measured {ratio.mean:.3f} times the"
+            f"{ratio.variant} ({what or 'no difference'}) gives {interval_text(verdict)} times the"
             f" output tok/s of {ratio.parent} under {ratio.workload} at C={ratio.concurrency}"
-            f" ({sessions}: no verdict{', confounded' if ratio.confounded else ''})."
+            f" ({counted(verdict.sessions, 'session')}): {verdict_text(verdict)}."
         )
         rows = [
-            f"{name}/s{session}/{ratio.workload}/c{ratio.concurrency}"
-            for session, _ in ratio.sessions
+            row_name(row)
             for name in (ratio.variant, ratio.parent)
+            for row in summary.pooled(name, ratio.workload, ratio.concurrency)
         ]
-        yield Finding("ratio", text, tuple(rows))
+        yield Finding("verdict", text, tuple(rows))
+
+
+def _interactions(summary: Summary) -> Iterator[Finding]:
+    for found in summary.interactions:
+        interval = "the noise is not known"
+        if found.low is not None and found.high is not None:
+            interval = f"95% interval {found.low:.3f} to {found.high:.3f}"
+        text = (
+            f"{found.both} gives {found.ratio:.3f} times what the gains of {found.one} and"
+            f" {found.other} over {found.neither} multiply to, under {found.workload} at"
+            f" C={found.concurrency} ({interval})."
+        )
+        names = (found.both, found.one, found.other, found.neither)
+        rows = [
+            row_name(row)
+            for name in names
+            for row in summary.pooled(name, found.workload, found.concurrency)
+        ]
+        yield Finding("interaction", text, tuple(rows))
+    together = {name for square in summary.squares for name in square}
+    for name, variant in summary.plan["variants"].items():
+        above = variant["parent"]
+        grown = above is not None and summary.plan["variants"][above]["delta"]
+        if grown and variant["delta"] and name not in together:
+            text = (
+                f"{name} is measured on top of {above} alone: whether its lever gives as much"
+                " without that one's is not known, independence is assumed."
+            )
+            yield Finding("interaction", text, ())
 
 
 def _not_compared(summary: Summary) -> Iterator[Finding]:
@@ -262,19 +295,48 @@ def _not_profiled(summary: Summary) -> Iterator[Finding]:
             yield Finding("profile", text, (row,))
 
 
-def _spread(summary: Summary) -> Iterator[Finding]:
-    told = [s for s in summary.spreads if s.metric == "output_tok_per_s" and s.share is not None]
-    if not told:
-        yield Finding("noise", "No variant has two valid sessions: the noise is not known.", ())
+def _noise(summary: Summary) -> Iterator[Finding]:
+    floors = {
+        (workload, concurrency): floor
+        for workload in summary.plan["workloads"]
+        for concurrency in concurrencies(summary.plan, summary.rows)
+        if (floor := summary.noise_floor(workload, concurrency)) is not None
+    }
+    if not floors:
+        text = "No two variants have two valid sessions each: the noise is not known."
+        yield Finding("noise", text, ())
         return
-    widest = max(told, key=lambda spread: spread.share or 0)
+    told = ", ".join(f"{floor:.1%} ({w}, C={c})" for (w, c), floor in floors.items())
+    yield Finding("noise", f"A gain smaller than this cannot be told from none: {told}.", ())
+
+
+def _controls(summary: Summary) -> Iterator[Finding]:
+    for verdict in summary.verdicts.values():
+        if verdict.control and verdict.metric == PRIMARY and verdict.p is not None:
+            text = (
+                f"{verdict.variant} has the settings of {verdict.parent} and gives"
+                f" {interval_text(verdict)} times its output tok/s under {verdict.workload} at"
+                f" C={verdict.concurrency}."
+            )
+            if verdict.verdict in (Word.FASTER, Word.SLOWER):
+                text += " Nothing differs, so something else does: distrust verdicts of this size."
+            rows = [
+                row_name(row)
+                for name in (verdict.variant, verdict.parent)
+                for row in summary.pooled(name, verdict.workload, verdict.concurrency)
+            ]
+            yield Finding("control", text, tuple(rows))
+
+
+def _drift(summary: Summary) -> Iterator[Finding]:
+    found = summary.drift
+    if found is None:
+        return
     text = (
-        f"Sessions of one variant differ by up to {widest.share:.1%} in output tok/s"
-        f" ({widest.variant}, {widest.workload}, C={widest.concurrency},"
-        f" {counted(widest.sessions, 'session')})."
+        f"Output tok/s drifted by {found.per_hour:+.1%} an hour (95% interval {found.low:+.1%} to"
+        f" {found.high:+.1%}) over {found.hours:.1f} hours; blocks take it out of the verdicts."
     )
-    rows = summary.pooled(widest.variant, widest.workload, widest.concurrency)
-    yield Finding("noise", text, tuple(map(row_name, rows)))
+    yield Finding("drift", text, ())
 
 
 def _relaunched(summary: Summary) -> Iterator[Finding]:

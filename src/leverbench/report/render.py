@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from leverbench import __version__
 from leverbench.analysis.measurements import command, placement_text, row_name
-from leverbench.analysis.ratios import METRICS, concurrencies
+from leverbench.analysis.ratios import GOODPUT, concurrencies, metrics_of
 from leverbench.analysis.settings import as_text, changes, steps_text
+from leverbench.analysis.verdicts import interval_text, verdict_text
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
 from leverbench.report.findings import (
@@ -28,6 +29,7 @@ _LABELS = {
     "output_tok_per_s": "Output tok/s",
     "mean_tpot_ms": "Mean TPOT",
     "mean_ttft_ms": "Mean TTFT",
+    GOODPUT: "Goodput",
 }
 
 
@@ -59,7 +61,7 @@ def render_report(
         LeverbenchError: A file is truncated or foreign.
     """
     summary = summarise(plan, measurements, launches, profiles)
-    figures = draw_figures(summary.plan, summary.rows, summary.ratios)
+    figures = draw_figures(summary.plan, summary.rows, summary.ratios, summary.verdicts)
     for name, svg in figures.items():
         write_bytes(figures_dir / f"{name}.svg", svg.encode())
     context = _context(summary)
@@ -82,6 +84,8 @@ def _environment(**options: Any) -> Environment:
         "num": _number,
         "percent": _percent,
         "counted": counted,
+        "interval": interval_text,
+        "verdict": verdict_text,
         "text": as_text,
         "first_line": first_line,
         "session_names": session_names,
@@ -97,7 +101,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "plan": plan,
         "version": __version__,
         "labels": _LABELS,
-        "metrics": METRICS,
+        "metrics": metrics_of(plan),
         "curves": CURVES,
         "ratio_figure": RATIOS,
         "when": (_minute(times[0]), _minute(times[-1])) if times else None,
@@ -184,8 +188,8 @@ def _standing(summary: Summary, variant: str) -> str:
             "no ratio yet" if summary.applied[variant].state != "not applied" else "ratio withheld"
         )
     if len(numbers) == 1:
-        return f"{counted(numbers[0], 'session')}: no verdict"
-    return f"{numbers[0]} to {numbers[-1]} sessions: no verdict"
+        return counted(numbers[0], "session")
+    return f"{numbers[0]} to {numbers[-1]} sessions"
 
 
 def _profile_facts(plan: Mapping[str, Any], table: ProfileTable) -> list[tuple[str, list[str]]]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.blocks import Drift, drift
+from leverbench.analysis.interactions import Interaction, interactions, squares
 from leverbench.analysis.measurements import (
     Hole,
     Row,
@@ -28,6 +30,7 @@ from leverbench.analysis.ratios import (
     spreads,
 )
 from leverbench.analysis.settings import MatchedControl, steps_text
+from leverbench.analysis.verdicts import PRIMARY, Verdict, campaign_design, judge
 from leverbench.records import read_record
 from leverbench.report.profiles import ProfileHole, ProfileTable, read_profiles
 from leverbench.serving.failures import SUCCESSES
@@ -53,7 +56,11 @@ class Summary:
         rows: Measurements, None where there is no data.
         launches: Launch evidence by server id.
         applied: By variant.
-        ratios: Each variant over its parent.
+        ratios: Each variant over its parent, session by session.
+        verdicts: Each variant against its parent, by variant, workload, concurrency and metric.
+        level: Of the verdicts.
+        interactions: Of pairs of levers, where the campaign has both one by one and together.
+        drift: Of output tok/s over the campaign; None where it cannot be estimated.
         spreads: Each variant's sessions against each other.
         controls: By variant whose ratio recovery confounds: what tells lever and recovery apart.
         holes: Planned points without a valid row.
@@ -74,6 +81,10 @@ class Summary:
     launches: Mapping[str, Mapping[str, Any]]
     applied: Mapping[str, Applied]
     ratios: Sequence[Ratio]
+    verdicts: Mapping[tuple[str, str, int, str], Verdict]
+    level: float
+    interactions: Sequence[Interaction]
+    drift: Drift | None
     spreads: Sequence[Spread]
     controls: Mapping[str, MatchedControl | None]
     holes: Sequence[Hole]
@@ -105,6 +116,25 @@ class Summary:
     def attached(self) -> bool:
         """Whether others started the servers."""
         return list(self.plan["devices"]) == ["attached"]
+
+    @property
+    def squares(self) -> list[tuple[str, str, str, str]]:
+        """The pairs of levers that the campaign pulls one by one and together."""
+        return squares(self.plan)
+
+    def noise_floor(self, workload: str, concurrency: int) -> float | None:
+        """Returns the smallest gain that these sessions can tell from none, as a share.
+
+        Half the width of the interval of a variant that is no noisier than the others, without
+        the correction for several comparisons; None where the noise is not known.
+        """
+        widths = [
+            (verdict.high / verdict.low) ** 0.5 - 1
+            for (_, *cell, metric), verdict in self.verdicts.items()
+            if metric == PRIMARY and cell == [workload, concurrency]
+            if verdict.low and verdict.high and not (verdict.noisy or verdict.unblocked)
+        ]
+        return statistics.median(widths) if widths else None
 
     @property
     def recovered(self) -> dict[str, list[str]]:
@@ -169,12 +199,24 @@ def summarise(
         (row["started_at"], row["variant"], row["session"]) for row in rows if row["started_at"]
     )
     found = ratios(plan, rows, applied, launches)
+    design = campaign_design(plan, applied, found)
+    verdicts = {
+        # What is not measured at all has no verdict, and its place in the tables.
+        (r.variant, r.workload, r.concurrency, r.metric): Verdict(
+            r.variant, r.parent, r.workload, r.concurrency, r.metric, withheld=r.withheld
+        )
+        for r in found
+    } | {(v.variant, v.workload, v.concurrency, v.metric): v for v in judge(rows, design)}
     return Summary(
         plan=plan,
         rows=rows,
         launches=launches,
         applied=applied,
         ratios=found,
+        verdicts=verdicts,
+        level=design.level,
+        interactions=interactions(plan, rows, design),
+        drift=drift([row for row in rows if not differences(row, _last(rows))], PRIMARY),
         spreads=spreads(plan, rows),
         controls=matched_controls(plan, rows, launches, found),
         holes=holes(plan, rows),
@@ -229,6 +271,10 @@ def _versions(launches: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
             if value is not None:
                 seen.setdefault(name, {})[value] = None
     return {name: sorted(values) for name, values in seen.items()}
+
+
+def _last(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: str(row["started_at"] or ""))
 
 
 def _cell(row: Row) -> tuple[str, str, int]:

@@ -49,7 +49,7 @@ def campaign(tmp_path):
 
 
 def table(campaign: FakeCampaign) -> pd.DataFrame:
-    return collect(campaign.plan, campaign.points, campaign.attempts)
+    return collect(read_record(campaign.plan), campaign.results, campaign.points, campaign.attempts)
 
 
 def find(campaign: FakeCampaign, variant: str, session: int, concurrency: int):
@@ -62,7 +62,9 @@ def find(campaign: FakeCampaign, variant: str, session: int, concurrency: int):
 
 
 def test_a_row_a_point_in_the_plans_order_whatever_the_order_of_paths(campaign):
-    measurements = collect(campaign.plan, campaign.points[::-1], campaign.attempts)
+    measurements = collect(
+        read_record(campaign.plan), campaign.results, campaign.points[::-1], campaign.attempts
+    )
     assert list(measurements.columns[:20]) == FIRST_COLUMNS
     assert list(measurements["variant"].unique()) == [
         "baseline",
@@ -185,7 +187,7 @@ def test_attempts_of_a_measured_point_do_not_count(campaign):
 
 
 def test_no_points_give_an_empty_table_with_all_columns(campaign, tmp_path):
-    measurements = collect(campaign.plan, [], campaign.attempts)
+    measurements = collect(read_record(campaign.plan), campaign.results, [], campaign.attempts)
     write_measurements(measurements, tmp_path / "m.csv", tmp_path / "m.parquet")
     assert len(read_measurements(tmp_path / "m.parquet")) == 0
     assert (tmp_path / "m.csv").read_text().startswith(",".join(FIRST_COLUMNS))
@@ -219,7 +221,12 @@ def test_a_truncated_record_is_named(campaign):
 
 def test_a_point_recorded_twice_is_refused(campaign):
     with pytest.raises(LeverbenchError, match="second record"):
-        collect(campaign.plan, campaign.points + campaign.points[:1], campaign.attempts)
+        collect(
+            read_record(campaign.plan),
+            campaign.results,
+            campaign.points + campaign.points[:1],
+            campaign.attempts,
+        )
 
 
 def test_a_truncated_table_is_named(campaign, tmp_path):

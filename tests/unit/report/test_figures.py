@@ -5,6 +5,7 @@ from unit.analysis.fake_campaign import write_campaign
 
 from leverbench.analysis.measurements import as_rows, collect
 from leverbench.analysis.ratios import applied_levers, ratios, read_launches
+from leverbench.analysis.verdicts import campaign_design, judge
 from leverbench.records import read_record
 from leverbench.report.figures import draw_figures
 
@@ -18,10 +19,17 @@ def campaign(tmp_path):
 
 def draw(campaign):
     plan = read_record(campaign.plan)
-    rows = as_rows(collect(campaign.plan, campaign.points, campaign.attempts))
+    rows = as_rows(collect(plan, campaign.results, campaign.points, campaign.attempts))
     launches = read_launches(rows, campaign.launches)
     applied = applied_levers(plan, rows, launches)
-    return draw_figures(plan, rows, ratios(plan, rows, applied, launches))
+    found = ratios(plan, rows, applied, launches)
+    verdicts = judge(rows, campaign_design(plan, applied, found))
+    by_key = {(v.variant, v.workload, v.concurrency, v.metric): v for v in verdicts}
+    return draw_figures(plan, rows, [r for r in found if _key(r) in by_key], by_key)
+
+
+def _key(ratio):
+    return ratio.variant, ratio.workload, ratio.concurrency, ratio.metric
 
 
 def texts(svg):
@@ -57,11 +65,11 @@ def test_every_session_is_a_mark(campaign):
 
 def test_a_dollar_or_a_tag_in_a_name_is_text(campaign):
     plan = read_record(campaign.plan)
-    rows = as_rows(collect(campaign.plan, campaign.points, campaign.attempts))
+    rows = as_rows(collect(plan, campaign.results, campaign.points, campaign.attempts))
     name = "<b>$\\frac$"
     plan["variants"] = {name: plan["variants"]["baseline"]}
     renamed = [{**row, "variant": name} for row in rows if row["variant"] == "baseline"]
-    assert name in texts(draw_figures(plan, renamed, [])["random-mean-tpot-ms"])
+    assert name in texts(draw_figures(plan, renamed, [], {})["random-mean-tpot-ms"])
 
 
 def test_no_date_and_the_same_bytes_each_time(campaign):

@@ -56,7 +56,7 @@ class Page(HTMLParser):
 def render(campaign: FakeCampaign) -> tuple[Page, str]:
     out = campaign.root / "reports"
     parquet = campaign.results / "analysis" / "measurements.parquet"
-    analyse(campaign.plan, campaign.points, campaign.attempts, parquet.with_suffix(".csv"), parquet)
+    analyse(campaign.plan, campaign.points, campaign.attempts, parquet.parent)
     render_report(
         campaign.plan,
         parquet,

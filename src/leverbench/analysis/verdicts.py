@@ -1,0 +1,448 @@
+"""Verdicts: which lever is faster, which slower, which makes no difference, which nobody knows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leverbench.analysis.blocks import blocks
+from leverbench.analysis.effects import (
+    Contrasts,
+    Flags,
+    Floats,
+    against_parents,
+    compare,
+    holm,
+    sessions_to_settle,
+)
+from leverbench.analysis.measurements import Row, conditions, differences, newest
+from leverbench.analysis.ratios import METRICS, Applied, Ratio, free_conditions, metrics_of
+from leverbench.errors import LeverbenchError
+
+# The one that is judged; the others have intervals.
+PRIMARY = METRICS[0]
+# Chance that a campaign without any effect has a verdict faster or slower.
+LEVEL = 0.05
+# The same for each look of a campaign that runs until it is decided.
+LEVEL_PER_LOOK = 0.01
+# Ratios from 1 / (1 + margin) to 1 + margin are no difference that matters.
+MARGIN = 0.03
+# More sessions than this are not worth a decision.
+WORTH_SESSIONS = 20
+# Where a campaign that runs until it is decided stops in any case.
+MOST_SESSIONS = 10
+
+# Workload and concurrency.
+Cell = tuple[str, int]
+
+
+class Word(StrEnum):
+    """A verdict."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUAL = "equal"
+    UNDECIDED = "undecided"
+    NOT_WORTH_DECIDING = "not worth deciding"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Verdicts on n campaigns of c cells (workload and concurrency) and v variants.
+
+    Attributes:
+        words: A `Word` each; None without a comparison (n, c, v).
+        p_values: Of no difference; NaN without (n, c, v).
+        p_holm: The same, adjusted for all comparisons of a campaign (n, c, v).
+        settle: Sessions that would decide; NaN where decided, or not worth it (n, c, v).
+    """
+
+    words: NDArray[np.object_]
+    p_values: Floats
+    p_holm: Floats
+    settle: Floats
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is compared with what, and how strictly.
+
+    Attributes:
+        parents: Each variant's parent, in the order of the report.
+        controls: Variants that differ from their parent in nothing.
+        confounded: Whether more than the lever differs, by variant, workload and concurrency;
+            None where nobody says.
+        applied: Whether a variant's settings were in force.
+        withheld: By variant: why it is not judged although it was measured.
+        free: By variant, the names of conditions in which it may differ from its parent.
+        level: Of the verdicts.
+        margin: Of *equal*.
+        metrics: What is compared, the judged one first.
+    """
+
+    parents: Mapping[str, str | None]
+    controls: frozenset[str] = frozenset()
+    confounded: Mapping[tuple[str, str, int], bool] | None = None
+    applied: Mapping[str, bool | None] | None = None
+    withheld: Mapping[str, str] | None = None
+    free: Mapping[str, frozenset[str]] | None = None
+    level: float = LEVEL
+    margin: float = MARGIN
+    metrics: Sequence[str] = METRICS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A variant against its parent, at one workload and concurrency, in one metric.
+
+    Attributes:
+        variant: The variant.
+        parent: Its parent.
+        workload: The workload of both.
+        concurrency: The concurrency of both.
+        metric: What is compared.
+        ratio: Estimate of variant over parent; None where there is none.
+        low: Lower end of its interval at 1 - level; None where the noise is not known.
+        high: Upper end.
+        p: Two-sided p value of no difference; None as above.
+        p_holm: Adjusted for all comparisons of the campaign; None for a control, and for metrics
+            without verdicts.
+        verdict: A `Word`, or None where there is none.
+        sessions: Blocks that have both.
+        settled_by: Sessions that would settle what is undecided; None else.
+        differs: Equal, though no difference is excluded at the level.
+        noisy: Variant or parent is noisier than the others: its own paired differences judge it.
+        unblocked: Not measured beside its parent: the interval holds the noise between blocks.
+        control: An A/A control, which no lever changes and no correction counts.
+        confounded: More than its lever differs; None where nobody says.
+        applied: True, False, or None where it cannot be shown.
+        withheld: Why there is no verdict though there are measurements; None else.
+    """
+
+    variant: str
+    parent: str
+    workload: str
+    concurrency: int
+    metric: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    verdict: str | None = None
+    sessions: int = 0
+    settled_by: int | None = None
+    differs: bool = False
+    noisy: bool = False
+    unblocked: bool = False
+    control: bool = False
+    confounded: bool | None = None
+    applied: bool | None = None
+    withheld: str | None = None
+
+
+def decide(
+    cells: Sequence[Contrasts],
+    *,
+    sessions: int,
+    level: float = LEVEL,
+    margin: float = float(np.log1p(MARGIN)),
+    family: Flags | None = None,
+) -> Decision:
+    """Turns comparisons into verdicts.
+
+    *Equal* where the interval at ``1 - 2 * level`` lies inside the margin (two one-sided tests);
+    else *faster* or *slower* where Holm's adjusted p value is below the level; else *undecided*,
+    or *not worth deciding* where even `WORTH_SESSIONS` sessions would not settle it.
+
+    Args:
+        cells: The comparisons at each workload and concurrency.
+        sessions: How many sessions there are.
+        level: Of the verdicts.
+        margin: Largest difference of logarithms that counts as equal.
+        family: Which comparisons are counted by the correction (cells, variants); all by default.
+    """
+    estimate = np.stack([cell.estimate for cell in cells], axis=1)
+    p_values = np.stack([cell.p_values() for cell in cells], axis=1)
+    count, width = len(estimate), estimate.shape[1] * estimate.shape[2]
+    counted = np.ones(estimate.shape[1:], dtype=bool) if family is None else family
+    adjusted = holm(np.where(counted, p_values, np.nan).reshape(count, width))
+    p_holm = adjusted.reshape(estimate.shape)
+    # A control stands beside the family: it is judged by itself.
+    judged_by = np.where(counted, p_holm, p_values)
+    with np.errstate(invalid="ignore"):
+        reach = np.abs(estimate) + np.stack([c.half_width(1 - 2 * level) for c in cells], axis=1)
+        equal = reach < margin
+        significant = ~equal & (judged_by < level)
+    words = np.full(estimate.shape, None, dtype=object)
+    words[~np.isnan(estimate)] = Word.UNDECIDED
+    words[equal] = Word.EQUAL
+    words[significant & (estimate > 0)] = Word.FASTER
+    words[significant & (estimate < 0)] = Word.SLOWER
+    open_ = words == Word.UNDECIDED
+    df = np.stack([cell.df for cell in cells], axis=1)
+    sd = np.stack([cell.residual_sd for cell in cells], axis=1)
+    settle = np.full(estimate.shape, np.nan)
+    number = np.broadcast_to(np.maximum(open_.sum(axis=(1, 2), keepdims=True), 1), open_.shape)
+    settle[open_] = sessions_to_settle(
+        estimate[open_],
+        sd[open_],
+        df[open_] / max(sessions - 1, 1),
+        number[open_],
+        level=level,
+        margin=margin,
+        beyond=sessions,
+        most=max(WORTH_SESSIONS, sessions),
+    )
+    # Without a figure for the noise, nobody knows what it is worth.
+    words[open_ & np.isnan(settle) & (df > 0)] = Word.NOT_WORTH_DECIDING
+    return Decision(words, p_values, p_holm, settle)
+
+
+def judge(rows: Sequence[Row], design: Design) -> list[Verdict]:
+    """Judges every variant against its parent.
+
+    Args:
+        rows: Measurements; invalid ones count for nothing but the passes over the variants.
+        design: What is compared with what.
+
+    Returns:
+        One verdict for each metric, variant with a parent, workload and concurrency, in this
+        order.
+    """
+    cells = cells_of(rows)
+    return [v for metric in design.metrics for v in _judge_metric(rows, design, metric, cells)]
+
+
+def cells_of(rows: Sequence[Row]) -> list[Cell]:
+    """Returns each workload and concurrency of the rows once."""
+    return list(dict.fromkeys((row["workload"], row["concurrency"]) for row in rows))
+
+
+def logarithms(
+    rows: Sequence[Row], cell: Cell, design: Design, metric: str
+) -> tuple[Floats, dict[str, list[Row]]]:
+    """Returns what one cell measured, as the model takes it.
+
+    Of rows under different conditions, those like the newest one count.
+
+    Returns:
+        Logarithms (variants, blocks), NaN where there is nothing, and the rows they are of, by
+        variant.
+    """
+    here = [row for row in rows if (row["workload"], row["concurrency"]) == cell]
+    numbers = dict(zip(map(id, here), blocks(here), strict=True))
+    kept = {
+        name: [row for row in newest([r for r in here if r["variant"] == name]) if row[metric]]
+        for name in design.parents
+    }
+    pooled = [row for own in kept.values() for row in own]
+    if pooled:
+        last = max(pooled, key=lambda row: str(row["started_at"] or ""))
+        free = {"engine"}.union(*(design.free or {}).values())
+        kept = {
+            name: [row for row in own if not set(differences(row, last)) - free]
+            for name, own in kept.items()
+        }
+    y = np.full((len(kept), max(numbers.values(), default=0) + 1), np.nan)
+    for v, own in enumerate(kept.values()):
+        for row in own:
+            y[v, numbers[id(row)]] = np.log(row[metric])
+    return y, kept
+
+
+def campaign_design(
+    plan: Mapping[str, Any], applied: Mapping[str, Applied], ratios: Sequence[Ratio]
+) -> Design:
+    """Returns what a planned campaign compares.
+
+    Args:
+        plan: The campaign's plan.
+        applied: What `applied_levers` found.
+        ratios: What `ratios` found, for what recovery confounds.
+    """
+    variants = plan["variants"]
+    return Design(
+        parents={name: variant["parent"] for name, variant in variants.items()},
+        controls=frozenset(name for name, variant in variants.items() if variant["control"]),
+        confounded={(r.variant, r.workload, r.concurrency): r.confounded for r in ratios},
+        applied={name: proof.applied for name, proof in applied.items()},
+        withheld={
+            name: f"not applied: {proof.reason}"
+            for name, proof in applied.items()
+            if proof.state == "not applied"
+        },
+        free={name: free_conditions(variant) for name, variant in variants.items()},
+        level=LEVEL_PER_LOOK if plan.get("until") else LEVEL,
+        margin=plan.get("equal_within", MARGIN),
+        metrics=metrics_of(plan),
+    )
+
+
+def table_design(rows: Sequence[Row], *, until: bool, margin: float = MARGIN) -> Design:
+    """Returns what a table compares that comes without a plan: each variant with its parent.
+
+    Args:
+        rows: Measurements.
+        until: Whether the table is one of several looks.
+        margin: Of *equal*.
+
+    Raises:
+        LeverbenchError: A variant has two parents.
+    """
+    parents: dict[str, str | None] = {}
+    for row in rows:
+        known = parents.setdefault(row["variant"], row["parent"])
+        if known != row["parent"]:
+            raise LeverbenchError(
+                f"{row['variant']} has two parents, {known} and {row['parent']}",
+                cure="Give each variant one parent in all of its rows, or give it two names.",
+            )
+    absent = {parent for parent in parents.values() if parent is not None} - parents.keys()
+    parents |= dict.fromkeys(sorted(absent))
+    return Design(parents=parents, level=LEVEL_PER_LOOK if until else LEVEL, margin=margin)
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """Returns a verdict in words, with what is to be known of it."""
+    if verdict.withheld is not None:
+        return f"withheld: {verdict.withheld}"
+    if verdict.ratio is None:
+        return "not measured"
+    text = verdict.verdict or "no verdict on this metric"
+    if verdict.verdict == Word.UNDECIDED:
+        if verdict.low is None:
+            text += ": unreplicated"
+        elif verdict.settled_by is not None:
+            text += f": {verdict.settled_by} sessions would settle it"
+    if verdict.differs:
+        text += ", though not the same"
+    notes = {
+        "noisy": verdict.noisy,
+        "unblocked": verdict.unblocked,
+        "confounded": bool(verdict.confounded),
+    }
+    return ", ".join([text, *(note for note, holds in notes.items() if holds)])
+
+
+def interval_text(verdict: Verdict) -> str:
+    """Returns ratio, interval and p value as text; what is not known is left out."""
+    if verdict.ratio is None:
+        return "no ratio"
+    text = f"{verdict.ratio:.3f}"
+    if verdict.low is not None and verdict.high is not None:
+        text += f" ({verdict.low:.3f} to {verdict.high:.3f})"
+    p = verdict.p if verdict.p_holm is None else verdict.p_holm
+    return text if p is None else f"{text}, p {'< 0.0001' if p < 0.0001 else f'= {p:.4f}'}"
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Returns a comparison and its verdict in one line."""
+    what = f"{verdict.variant} / {verdict.parent}, {verdict.workload}, C={verdict.concurrency}"
+    return f"{what}: {interval_text(verdict)}: {verdict_text(verdict)}"
+
+
+def _judge_metric(
+    rows: Sequence[Row], design: Design, metric: str, cells: Sequence[Cell]
+) -> list[Verdict]:
+    if not cells:
+        return []
+    names = list(design.parents)
+    parents = [None if p is None else names.index(p) for p in design.parents.values()]
+    contrasts, pairs, apart = [], [], []
+    for cell in cells:
+        y, kept = logarithms(rows, cell, design, metric)
+        contrasts.append(compare(y[None], against_parents(parents)))
+        pairs.append(_shared_blocks(y, parents))
+        apart.append({name: _apart(kept, name, design) for name in names})
+    skipped = [
+        [
+            name in design.controls or bool((design.withheld or {}).get(name) or apart[place][name])
+            for name in names
+        ]
+        for place in range(len(cells))
+    ]
+    decision = decide(
+        contrasts,
+        sessions=max(max(counts) for counts in pairs),
+        level=design.level,
+        margin=float(np.log1p(design.margin)),
+        family=~np.array(skipped),
+    )
+    verdicts = []
+    for v, name in enumerate(names):
+        parent = design.parents[name]
+        if parent is None:
+            continue
+        for place, (workload, concurrency) in enumerate(cells):
+            key = (name, workload, concurrency)
+            verdict = Verdict(
+                variant=name,
+                parent=parent,
+                workload=workload,
+                concurrency=concurrency,
+                metric=metric,
+                sessions=pairs[place][v],
+                control=name in design.controls,
+                confounded=None if design.confounded is None else design.confounded.get(key),
+                applied=(design.applied or {}).get(name),
+                withheld=(design.withheld or {}).get(name) or apart[place][name],
+            )
+            if verdict.withheld is None:
+                verdict = _with_figures(verdict, contrasts[place], decision, place, v, design)
+            verdicts.append(verdict)
+    return verdicts
+
+
+def _with_figures(
+    verdict: Verdict,
+    contrasts: Contrasts,
+    decision: Decision,
+    place: int,
+    v: int,
+    design: Design,
+) -> Verdict:
+    estimate = contrasts.estimate[0, v]
+    half = contrasts.half_width(1 - design.level)[0, v]
+    verdict = replace(
+        verdict,
+        ratio=_number(np.exp(estimate)),
+        low=_number(np.exp(estimate - half)),
+        high=_number(np.exp(estimate + half)),
+        p=_number(decision.p_values[0, place, v]),
+        noisy=bool(contrasts.noisy[0, v]),
+        unblocked=bool(contrasts.unblocked[0, v]),
+    )
+    if verdict.metric != PRIMARY:
+        return verdict
+    word, settle = decision.words[0, place, v], decision.settle[0, place, v]
+    return replace(
+        verdict,
+        p_holm=None if verdict.control else _number(decision.p_holm[0, place, v]),
+        verdict=None if word is None else str(word),
+        settled_by=None if np.isnan(settle) else int(settle),
+        differs=bool(word == Word.EQUAL and abs(estimate) > half),
+    )
+
+
+def _shared_blocks(y: Floats, parents: Sequence[int | None]) -> list[int]:
+    present = ~np.isnan(y)
+    return [0 if p is None else int((present[v] & present[p]).sum()) for v, p in enumerate(parents)]
+
+
+def _apart(kept: Mapping[str, Sequence[Row]], name: str, design: Design) -> str | None:
+    """Returns in which conditions a variant's rows differ from its parent's; None if in none."""
+    parent = design.parents[name]
+    if parent is None or not (kept[name] and kept[parent]):
+        return None
+    free = (design.free or {}).get(name, frozenset())
+    mine, theirs = conditions(kept[name][0]), conditions(kept[parent][0])
+    apart = [key for key in mine if mine[key] != theirs[key] and key not in free]
+    return f"measured on another {' and another '.join(apart)}" if apart else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
