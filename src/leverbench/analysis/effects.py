@@ -269,7 +269,7 @@ def _cached_fit(shape: tuple[int, int], packed: bytes, blocks: bool) -> _Fit:
     design[np.arange(len(variant)), variant] = 1
     if blocks:
         design[np.arange(len(variant)), shape[0] + block] = 1
-    inverse = np.linalg.pinv(design)
+    inverse = np.asarray(np.linalg.pinv(design), dtype=np.float64)
     rank = int(np.linalg.matrix_rank(design)) if len(variant) else 0
     return _Fit(
         cells=cells,

@@ -125,9 +125,9 @@ def _verdicts(summary: Summary) -> Iterator[Finding]:
         if cross := cross_text(summary, ratio.variant):
             what = f"{cross}; {what}"
         text = (
-            f"{ratio.variant} ({what or 'no difference'}) gives {interval_text(verdict)} times the"
-            f" output tok/s of {ratio.parent} under {ratio.workload} at C={ratio.concurrency}"
-            f" ({counted(verdict.sessions, 'session')}): {verdict_text(verdict)}."
+            f"{ratio.variant} ({what or 'no difference'}) against {ratio.parent} under"
+            f" {ratio.workload} at C={ratio.concurrency}: {verdict_text(verdict)}; ratio of output"
+            f" tok/s {interval_text(verdict)} ({counted(verdict.sessions, 'session')})."
         )
         rows = [
             row_name(row)
@@ -314,9 +314,9 @@ def _controls(summary: Summary) -> Iterator[Finding]:
     for verdict in summary.verdicts.values():
         if verdict.control and verdict.metric == PRIMARY and verdict.p is not None:
             text = (
-                f"{verdict.variant} has the settings of {verdict.parent} and gives"
-                f" {interval_text(verdict)} times its output tok/s under {verdict.workload} at"
-                f" C={verdict.concurrency}."
+                f"{verdict.variant} has the settings of {verdict.parent}: under {verdict.workload}"
+                f" at C={verdict.concurrency} {verdict_text(verdict)}; ratio of output tok/s"
+                f" {interval_text(verdict)}."
             )
             if verdict.verdict in (Word.FASTER, Word.SLOWER):
                 text += " Nothing differs, so something else does: distrust verdicts of this size."

@@ -91,10 +91,8 @@ def test_fields_come_from_their_places_in_the_record(campaign):
 
 def test_no_data_is_an_empty_cell_and_floats_come_back_exactly(campaign, tmp_path):
     campaign.alter_metrics(campaign.point("baseline", 1, 1), output_tok_per_s=0.1 + 0.2)
-    analyse(
-        campaign.plan, campaign.points, campaign.attempts, tmp_path / "m.csv", tmp_path / "m.pq"
-    )
-    with (tmp_path / "m.csv").open(newline="") as file:
+    analyse(campaign.plan, campaign.points, campaign.attempts, tmp_path)
+    with (tmp_path / "measurements.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first["output_tok_per_s"] == "0.30000000000000004"
     assert first["parent"] == first["accept_length"] == first["invalid_reason"] == ""
