@@ -15,6 +15,7 @@ from leverbench.analysis.settings import (
     beside_the_lever,
     changed_settings,
     changes,
+    free_conditions,
     matched_control,
     planned_settings,
 )
@@ -22,8 +23,6 @@ from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
-# Settings whose change can be a change of the engine.
-_OTHER_ENGINE = {"version", "python", "wrapper", "attach"}
 
 
 @dataclass(frozen=True)
@@ -185,10 +184,7 @@ def ratios(
             continue
         proof = applied[name]
         withheld = f"not applied: {proof.reason}" if proof.state == "not applied" else None
-        # There, another engine is the lever.
-        free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
-        # Another server of others is another one altogether, and need not be on this machine.
-        free |= {"machine"} if "attach" in variant["delta"] else set()
+        free = free_conditions(variant)
         for workload in plan["workloads"]:
             for concurrency in concurrencies(plan, rows):
                 mine, theirs = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.agreement import Agreement, agreement_of
 from leverbench.analysis.measurements import (
     Hole,
     Row,
@@ -53,6 +54,7 @@ class Summary:
         rows: Measurements, None where there is no data.
         launches: Launch evidence by server id.
         applied: By variant.
+        agreement: How far answers agree with the parent's, by variant with a parent.
         ratios: Each variant over its parent.
         spreads: Each variant's sessions against each other.
         controls: By variant whose ratio recovery confounds: what tells lever and recovery apart.
@@ -73,6 +75,7 @@ class Summary:
     rows: Sequence[Row]
     launches: Mapping[str, Mapping[str, Any]]
     applied: Mapping[str, Applied]
+    agreement: Mapping[str, Agreement]
     ratios: Sequence[Ratio]
     spreads: Sequence[Spread]
     controls: Mapping[str, MatchedControl | None]
@@ -174,6 +177,7 @@ def summarise(
         rows=rows,
         launches=launches,
         applied=applied,
+        agreement=agreement_of(plan, launches),
         ratios=found,
         spreads=spreads(plan, rows),
         controls=matched_controls(plan, rows, launches, found),
