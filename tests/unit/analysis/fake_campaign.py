@@ -132,8 +132,13 @@ class FakeCampaign:
         """Lets a launch have answered the campaign's first prompts, a token a word."""
         prompts = read_record(self.plan)["agreement"]["prompts"]
         answers = [
-            {"prompt": p, "max_tokens": 24, "text": t, "token_ids": list(map(ord, t.split()))}
-            for p, t in zip(prompts, texts, strict=False)
+            {
+                "prompt": prompt,
+                "max_tokens": 24,
+                "text": text,
+                "token_ids": [sum(map(ord, word)) for word in text.split()],
+            }
+            for prompt, text in zip(prompts, texts, strict=False)
         ]
         self.alter(self.launch(variant, session), answers=answers)
 
