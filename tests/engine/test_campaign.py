@@ -43,7 +43,7 @@ def test_each_launch_and_point_has_answers_to_compare(embedded):
     assert len(launches) >= 4 * 2
     for path, launch in launches.items():
         assert len(launch["answers"]) == 3, path
-        assert all(len(answer["token_ids"]) == 16 for answer in launch["answers"]), path
+        assert all(len(answer["token_ids"]) >= 8 for answer in launch["answers"]), path
     asked = {}
     for point in embedded.points().values():
         # A server without an accident answers as it did.
