@@ -2,9 +2,9 @@
 
 Runs the embedded campaign from nothing in a copy of the project, on the real engine, and divides
 its wall time by the sum of what no tool could save: training the model, starting and stopping the
-servers, warm-up, measured windows and the recording of profiles. Beside it, every half second, the
-proportional set size (PSS) of all processes of the run that are neither engine (servers, and its
-parser in the check before the run) nor training.
+servers, warm-up, measured windows, the answers that are compared and the recording of profiles.
+Beside it, every half second, the proportional set size (PSS) of all processes of the run that are
+neither engine (servers, and its parser in the check before the run) nor training.
 
     python benchmarks/overhead.py            # the whole campaign, about ten minutes
     python benchmarks/overhead.py --quick    # one session of two variants
@@ -94,6 +94,10 @@ def necessary_s(project: Path, run_dir: Path) -> dict[str, float]:
         timing_s = json.loads(record.read_text())["timing_s"]
         parts["warm_up_s"] += timing_s["warm_up"]
         parts["windows_s"] += timing_s["window"]
+        parts["answers_s"] += timing_s["agreement"]
+    for record in project.glob("results/*/launches/*.json"):
+        answers = json.loads(record.read_text())["answers"]
+        parts["answers_s"] += sum(answer["seconds"] for answer in answers)
     for record in project.glob("results/*/*/profile/*/*/summary.json"):
         timing_s = json.loads(record.read_text())["timing_s"]
         parts["warm_up_s"] += timing_s["warm_up"]

@@ -16,6 +16,7 @@ import json
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -55,6 +56,7 @@ class Script:
         events_per_write: Events that go out together.
         split_writes: Whether each write goes out in two halves, some time apart.
         answer: What it answers to a chat.
+        answers: What it answers to some prompts instead, by prompt.
         right_answers: After how many chats it answers something else.
         metrics_prefix: First part of the names under ``/metrics``.
         ranks: How many traces it writes of a profile.
@@ -84,6 +86,7 @@ class Script:
     events_per_write: int = 1
     split_writes: bool = False
     answer: str = "Paris"
+    answers: Mapping[str, str] = field(default_factory=dict)
     right_answers: int = 1_000_000
     metrics_prefix: str = "scripted"
     ranks: int = 1
@@ -372,8 +375,12 @@ class ScriptedServer:
         self.chats += 1
         right = self.chats <= self.script.right_answers
         content = self.script.answer if right else "something else"
+        content = self.script.answers.get(body["messages"][-1]["content"], content)
         message = {"role": "assistant", "content": content}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        if body.get("return_token_ids"):
+            # A token a word, and one that ends the answer.
+            choice["response_token_ids"] = [*(zlib.crc32(w.encode()) for w in content.split()), 2]
         return web.json_response({"object": "chat.completion", "choices": [choice]})
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -544,7 +551,9 @@ def _parse_arguments() -> tuple[Script, int]:
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
     for option in fields(Script):
         name = "--" + option.name.replace("_", "-")
-        if option.name == "misbehave":
+        if option.name == "answers":
+            parser.add_argument(name, type=json.loads, default={}, help="as JSON")
+        elif option.name == "misbehave":
             how = "|".join(get_args(Misbehaviour))
             parser.add_argument(
                 name, nargs="*", default=[], metavar="NUMBER=HOW", help=f"HOW is {how}"

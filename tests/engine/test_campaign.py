@@ -38,6 +38,26 @@ def test_every_point_is_measured_and_sound(embedded):
         assert point["probe"]["after"]["answer"] == "Paris"
 
 
+def test_each_launch_and_point_has_answers_to_compare(embedded):
+    launches = embedded.records("launches/*.json")
+    assert len(launches) >= 4 * 2
+    for path, launch in launches.items():
+        assert len(launch["answers"]) == 3, path
+        assert all(len(answer["token_ids"]) >= 8 for answer in launch["answers"]), path
+    asked = {}
+    for point in embedded.points().values():
+        # A server without an accident answers as it did.
+        assert point["agreement"]["share"] == 1.0
+        assert point["agreement"]["unit"] == "token ids"
+        asked.setdefault((point["variant"], point["session"]), set()).add(
+            point["agreement"]["prompt"]
+        )
+    assert all(len(prompts) > 1 for prompts in asked.values())
+    findings = (embedded.project.path / "reports/quickstart/findings.md").read_text()
+    assert "decode-steps-4 changes answers" not in findings
+    assert "not recorded" not in findings
+
+
 def test_token_counts_agree_with_the_server_s_own(embedded):
     for point in embedded.points().values():
         counters = point["counters"]

@@ -86,6 +86,41 @@ def test_failures_of_the_lasting_kind_leave_the_others_alone(scripted):
     assert left_behind(scripted) == {}
 
 
+def test_a_variant_that_changes_answers_is_flagged(scripted):
+    # Characters that a resource has to bring through several command lines.
+    prompts = ['Say a {word}: it\'s "so", $HOME;\n100% naïve?', "Count."]
+    answers = {prompts[0]: "a word", prompts[1]: "one two three four five six seven"}
+    other = {**answers, prompts[1]: "one two <b>3</b> four five six seven"}
+    scripted.change(
+        agreement={"prompts": prompts, "max_tokens": 8},
+        variants={
+            "baseline": {"env": env(answers=answers)},
+            "same": {"from": "baseline", "env": env(answers=answers, ttft_s=0.011)},
+            "other": {"from": "baseline", "env": env(answers=other)},
+        },
+        profile={"concurrency": []},
+    )
+
+    said = scripted.snakemake()
+
+    assert said.returncode == 0, said.stdout[-5000:]
+    launch = record(scripted, "other/s1/server.json")["server_id"]
+    evidence = record(scripted, f"launches/{launch}.json")["answers"]
+    assert [(answer["prompt"], answer["text"]) for answer in evidence] == list(other.items())
+    again = [record(scripted, f"other/s1/random/c{c}.json")["agreement"] for c in (1, 2)]
+    # A session's points ask for different ones.
+    assert {answer["prompt"] for answer in again} == set(prompts)
+    assert [(answer["share"], answer["unit"]) for answer in again] == [(1.0, "token ids")] * 2
+    findings = (scripted.path / "reports/small/findings.md").read_text()
+    assert findings.count("- **answers changed**") == 1
+    assert "other changes answers: 25% to 100% of an answer agree with baseline's" in findings
+    assert "&lt;b&gt;3&lt;/b&gt;" in findings
+    assert "the same for 2 token ids" in findings
+    page = (scripted.path / "reports/small/index.html").read_text()
+    assert page.count("answers changed</span>") == 1
+    assert "<b>3</b>" not in page
+
+
 def test_recovery_from_too_little_memory(scripted):
     engine = scripted.campaign()["engine"]
     engine["env"] |= {"SCRIPT_END": OUT_OF_MEMORY, "SCRIPT_MEMORY": "0.5"}

@@ -189,6 +189,14 @@ def test_more_patience_measures_nothing_again(measured):
     assert measured.jobs() == PLANNED
 
 
+def test_other_prompts_for_the_answers_measure_nothing_again(measured):
+    measured.change(agreement={"prompts": ["Say something else."], "tolerance": 0.2})
+    assert measured.jobs() == PLANNED
+
+    measured.change(agreement=None)
+    assert measured.jobs() == PLANNED
+
+
 def test_a_touched_script_measures_nothing_again(measured):
     for script in (measured.path / "workflow/scripts").glob("*.py"):
         script.write_text(script.read_text() + "\n# A comment.\n")

@@ -13,7 +13,8 @@ from leverbench.campaign.slices import (
 
 RUN = project.open_project(Path.cwd(), config)
 CAMPAIGN = RUN.campaign
-# Not params: patience changes no figure, so that more of it measures nothing again.
+# Not params: patience changes no figure, so that more of it, or other prompts whose answers are
+# noted beside the figures, measure nothing again.
 PATIENCE = patience(CAMPAIGN).as_resources()
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.agreement import agreement_of
 from leverbench.analysis.measurements import Row, as_rows, collect, write_measurements
 from leverbench.analysis.ratios import applied_levers, ratios, read_launches
 from leverbench.analysis.verdicts import Verdict, campaign_design, judge
@@ -52,7 +53,7 @@ def _judged(plan: Mapping[str, Any], results: Path, rows: Sequence[Row]) -> list
     launches = read_launches(rows, results / "launches")
     applied = applied_levers(plan, rows, launches)
     found = ratios(plan, rows, applied, launches)
-    return judge(rows, campaign_design(plan, applied, found))
+    return judge(rows, campaign_design(plan, applied, agreement_of(plan, launches), found))
 
 
 def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:

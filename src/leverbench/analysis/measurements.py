@@ -75,6 +75,7 @@ COLUMNS = _FIRST | {
     "cached_tokens": _WHOLE,
     "loop_lag_p99_ms": _REAL,
     "delivered_concurrency": _REAL,
+    "answer_agreement": _REAL,
     **{f"{name}_digest": _TEXT for name in ("launch", "model", "engine", "workload")},
     "engine_version": _TEXT,
     "leverbench_version": _TEXT,
@@ -401,6 +402,7 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
             # The plan says what a variant is compared with: it may have changed since.
             "parent": plan["variants"][record["variant"]]["parent"],
             "failure_messages": "\n".join(record.get("failure_messages") or ()) or None,
+            "answer_agreement": (record.get("agreement") or {}).get("share"),
             "warm_up_agreed": (record.get("warm_up") or {}).get("agreed"),
             "engine_version": (record.get("versions") or {}).get("engine"),
             "leverbench_version": (record.get("versions") or {}).get("leverbench"),

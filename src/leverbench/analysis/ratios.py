@@ -14,6 +14,7 @@ from leverbench.analysis.settings import (
     beside_the_lever,
     changed_settings,
     changes,
+    free_conditions,
     matched_control,
     planned_settings,
 )
@@ -22,8 +23,6 @@ from leverbench.records import read_record
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
 GOODPUT = "goodput_request_per_s"
-# Settings whose change can be a change of the engine.
-_OTHER_ENGINE = {"version", "python", "wrapper", "attach"}
 
 
 @dataclass(frozen=True)
@@ -253,14 +252,6 @@ def matched_controls(
 def metrics_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the metrics in which variants are compared: goodput where the campaign limits it."""
     return (*METRICS, GOODPUT) if plan.get("goodput") else METRICS
-
-
-def free_conditions(variant: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the conditions in which a planned variant may differ from its parent."""
-    # There, another engine is the lever.
-    free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
-    # Another server of others is another one altogether, and need not be on this machine.
-    return frozenset(free | ({"machine"} if "attach" in variant["delta"] else set()))
 
 
 def concurrencies(plan: Mapping[str, Any], rows: Sequence[Row]) -> list[int]:

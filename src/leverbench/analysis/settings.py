@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+# Settings whose change can be a change of the engine.
+_OTHER_ENGINE = {"version", "python", "wrapper", "attach"}
 # The longest name that the campaign's schema takes.
 _LONGEST_NAME = 64
 
@@ -41,6 +43,16 @@ def as_text(value: Any) -> str:
 def changes(variant: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns a planned variant's delta as ``{"args.dtype": (old, new)}``; None is unset."""
     return {key: (old, new) for key, (old, new) in variant["delta"].items()}
+
+
+def free_conditions(variant: Mapping[str, Any]) -> frozenset[str]:
+    """Returns which conditions of a planned variant may be others than its parent's.
+
+    Where the engine is the lever, it is another one. Another server of others is another one
+    altogether, and need not be on this machine.
+    """
+    free = {"engine"} if _OTHER_ENGINE & variant["delta"].keys() else set()
+    return frozenset(free | ({"machine"} if "attach" in variant["delta"] else set()))
 
 
 def planned_settings(variant: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leverbench.analysis.agreement import Agreement
 from leverbench.analysis.blocks import blocks
 from leverbench.analysis.effects import (
     Contrasts,
@@ -19,7 +20,8 @@ from leverbench.analysis.effects import (
     sessions_to_settle,
 )
 from leverbench.analysis.measurements import Row, conditions, differences, newest
-from leverbench.analysis.ratios import METRICS, Applied, Ratio, free_conditions, metrics_of
+from leverbench.analysis.ratios import METRICS, Applied, Ratio, metrics_of
+from leverbench.analysis.settings import free_conditions
 from leverbench.errors import LeverbenchError
 
 # The one that is judged; the others have intervals.
@@ -76,6 +78,7 @@ class Design:
         confounded: Whether more than the lever differs, by variant, workload and concurrency;
             None where nobody says.
         applied: Whether a variant's settings were in force.
+        answers_changed: Whether a variant answers otherwise than its parent.
         withheld: By variant: why it is not judged although it was measured.
         free: By variant, the names of conditions in which it may differ from its parent.
         level: Of the verdicts.
@@ -87,6 +90,7 @@ class Design:
     controls: frozenset[str] = frozenset()
     confounded: Mapping[tuple[str, str, int], bool] | None = None
     applied: Mapping[str, bool | None] | None = None
+    answers_changed: Mapping[str, bool | None] | None = None
     withheld: Mapping[str, str] | None = None
     free: Mapping[str, frozenset[str]] | None = None
     level: float = LEVEL
@@ -119,6 +123,7 @@ class Verdict:
         control: An A/A control, which no lever changes and no correction counts.
         confounded: More than its lever differs; None where nobody says.
         applied: True, False, or None where it cannot be shown.
+        answers_changed: Whether it answers otherwise than its parent; None where nobody knows.
         withheld: Why there is no verdict though there are measurements; None else.
     """
 
@@ -141,6 +146,7 @@ class Verdict:
     control: bool = False
     confounded: bool | None = None
     applied: bool | None = None
+    answers_changed: bool | None = None
     withheld: str | None = None
 
 
@@ -255,13 +261,17 @@ def logarithms(
 
 
 def campaign_design(
-    plan: Mapping[str, Any], applied: Mapping[str, Applied], ratios: Sequence[Ratio]
+    plan: Mapping[str, Any],
+    applied: Mapping[str, Applied],
+    agreement: Mapping[str, Agreement],
+    ratios: Sequence[Ratio],
 ) -> Design:
     """Returns what a planned campaign compares.
 
     Args:
         plan: The campaign's plan.
         applied: What `applied_levers` found.
+        agreement: What `agreement_of` found.
         ratios: What `ratios` found, for what recovery confounds.
     """
     variants = plan["variants"]
@@ -270,6 +280,7 @@ def campaign_design(
         controls=frozenset(name for name, variant in variants.items() if variant["control"]),
         confounded={(r.variant, r.workload, r.concurrency): r.confounded for r in ratios},
         applied={name: proof.applied for name, proof in applied.items()},
+        answers_changed={name: found.changed for name, found in agreement.items()},
         withheld={
             name: f"not applied: {proof.reason}"
             for name, proof in applied.items()
@@ -324,6 +335,7 @@ def verdict_text(verdict: Verdict) -> str:
         "noisy": verdict.noisy,
         "unblocked": verdict.unblocked,
         "confounded": bool(verdict.confounded),
+        "answers changed": bool(verdict.answers_changed),
     }
     return ", ".join([text, *(note for note, holds in notes.items() if holds)])
 
@@ -389,6 +401,7 @@ def _judge_metric(
                 control=name in design.controls,
                 confounded=None if design.confounded is None else design.confounded.get(key),
                 applied=(design.applied or {}).get(name),
+                answers_changed=(design.answers_changed or {}).get(name),
                 withheld=(design.withheld or {}).get(name) or apart[place][name],
             )
             if verdict.withheld is None:

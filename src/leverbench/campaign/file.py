@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import (
+    Agreement,
     Attach,
     Campaign,
     Goodput,
@@ -79,6 +80,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         ladder=_ladder(document),
         seed=data.get("seed", 1),
         probe=Probe(**data.get("probe", {})),
+        agreement=_agreement(data.get("agreement", {})),
         limits=Limits(**data.get("limits", {})),
         profile=_profile(document, variants),
         until=data.get("until"),
@@ -222,6 +224,15 @@ def _profile(document: Document, variants: Mapping[str, Variant]) -> Profile:
     if "concurrency" in settings:
         settings["concurrency"] = tuple(sorted(set(settings["concurrency"])))
     return Profile(**settings)
+
+
+def _agreement(written: Mapping[str, Any] | None) -> Agreement | None:
+    if written is None:
+        return None
+    settings = dict(written)
+    if "prompts" in settings:
+        settings["prompts"] = tuple(settings["prompts"])
+    return Agreement(**settings)
 
 
 def _recovery(document: Document) -> dict[str, tuple[RecoveryStep, ...]]:

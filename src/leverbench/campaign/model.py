@@ -130,6 +130,25 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """What servers are asked to find out whether a variant changes answers.
+
+    Attributes:
+        prompts: Each launch is asked all of them, and again one of them after each point.
+        max_tokens: Longest answer, in tokens.
+        tolerance: Largest share of an answer that may differ from the parent's.
+    """
+
+    prompts: tuple[str, ...] = (
+        "Count from one to twenty in words.",
+        "Name the months of the year.",
+        "Why do servers answer several requests at once?",
+    )
+    max_tokens: int = 24
+    tolerance: float = 0.1
+
+
+@dataclass(frozen=True)
 class Limits:
     """Bounds of the measurement, in the unit that the name ends with."""
 
@@ -170,6 +189,7 @@ class Campaign:
         ladder: Requests by concurrency.
         seed: Seeds prompts and order.
         probe: The question asked before and after each point.
+        agreement: The prompts by which answers are compared; None where they are not.
         limits: Bounds of the measurement.
         profile: What is profiled.
         until: ``decided`` where sessions are added until verdicts are, else None.
@@ -196,6 +216,7 @@ class Campaign:
     ladder: Mapping[int, int]
     seed: int
     probe: Probe
+    agreement: Agreement | None
     limits: Limits
     profile: Profile
     until: str | None

@@ -95,6 +95,11 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
         "protocol": PROTOCOL_VERSION,
         "seed": campaign.seed,
         "probe": asdict(campaign.probe),
+        "agreement": (
+            {**asdict(campaign.agreement), "prompts": list(campaign.agreement.prompts)}
+            if campaign.agreement
+            else None
+        ),
         "limits": asdict(campaign.limits),
         "profile": {**asdict(campaign.profile), "concurrency": list(campaign.profile.concurrency)},
         "until": campaign.until,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from leverbench.campaign.model import (
+    Agreement,
     ArgValue,
     Campaign,
     Engine,
@@ -21,7 +22,7 @@ from leverbench.records import digest
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a job waits, and what it tries before it gives up.
+    """How long a job waits, what it tries before it gives up, and which answers it notes.
 
     No part of any slice: it changes no figure of a server that starts as it was asked to.
 
@@ -29,11 +30,13 @@ class Patience:
         start_s: From the launch of a server to ready.
         request_s: One request.
         recovery: By cause of a failed start, what is changed step by step.
+        agreement: The prompts that a server is asked; None asks nothing.
     """
 
     start_s: float
     request_s: float
     recovery: Mapping[str, tuple[RecoveryStep, ...]]
+    agreement: Agreement | None = None
 
     def as_resources(self) -> dict[str, int | str]:
         """Returns it as Snakemake's resources: whole numbers and text."""
@@ -42,6 +45,9 @@ class Patience:
             "start_timeout_s": int(self.start_s),
             "request_timeout_s": int(self.request_s),
             "recovery": json.dumps(recovery, separators=(",", ":")),
+            "agreement": json.dumps(
+                asdict(self.agreement) if self.agreement else None, separators=(",", ":")
+            ),
         }
 
     @property
@@ -53,10 +59,14 @@ class Patience:
     def from_resources(cls, resources: Mapping[str, Any]) -> "Patience":
         """Rebuilds it inside a job."""
         recovery = json.loads(resources["recovery"])
+        agreement = json.loads(resources["agreement"])
         return cls(
             resources["start_timeout_s"],
             resources["request_timeout_s"],
             {cause: tuple(RecoveryStep(**s) for s in steps) for cause, steps in recovery.items()},
+            Agreement(**{**agreement, "prompts": tuple(agreement["prompts"])})
+            if agreement
+            else None,
         )
 
 
@@ -229,4 +239,6 @@ def profile_slice(campaign: Campaign, workload: str, concurrency: int) -> Profil
 def patience(campaign: Campaign) -> Patience:
     """Returns how long the campaign's jobs wait, and what they try."""
     limits = campaign.limits
-    return Patience(limits.start_timeout_s, limits.request_timeout_s, campaign.recovery)
+    return Patience(
+        limits.start_timeout_s, limits.request_timeout_s, campaign.recovery, campaign.agreement
+    )

@@ -1,7 +1,15 @@
 """The engines: the only place that knows how a serving engine is started, asked and stopped."""
 
 from leverbench.campaign.model import Engine as EngineSettings
-from leverbench.engines.base import Address, Api, AppliedLever, Engine, EngineIdentity, NoAnswer
+from leverbench.engines.base import (
+    Address,
+    Answer,
+    Api,
+    AppliedLever,
+    Engine,
+    EngineIdentity,
+    NoAnswer,
+)
 from leverbench.engines.openai import OpenAICompatible
 from leverbench.engines.sglang import SGLang
 
@@ -23,6 +31,7 @@ def api_of(settings: EngineSettings) -> Api:
 
 __all__ = [
     "Address",
+    "Answer",
     "Api",
     "AppliedLever",
     "Engine",

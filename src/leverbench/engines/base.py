@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leverbench.campaign.model import Engine as EngineSettings
-from leverbench.campaign.model import Probe
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import StreamingEndpoint
 
@@ -72,6 +71,19 @@ class AppliedLever:
     evidence: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a server answers at temperature 0.
+
+    Attributes:
+        text: The answer; empty where the server gives none as text.
+        token_ids: Its token ids, special ones included; None where the server does not tell.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None
+
+
 class Api(Protocol):
     """How a running server is talked to. The methods raise `NoAnswer`."""
 
@@ -83,8 +95,8 @@ class Api(Protocol):
         """Returns the streaming endpoint that takes token ids."""
         ...
 
-    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
-        """Returns the answer to the probe's prompt, at temperature 0."""
+    def ask(self, at: Address, prompt: str, max_tokens: int, timeout_s: float) -> Answer:
+        """Returns the answer to a chat of one message, at temperature 0."""
         ...
 
     def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:

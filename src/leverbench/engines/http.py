@@ -56,8 +56,21 @@ def fetch_json(at: Address, path: str, timeout_s: float, question: object = None
     return answer
 
 
-def chat(at: Address, model: str, prompt: str, max_tokens: int, timeout_s: float) -> str:
-    """Returns the answer of ``/v1/chat/completions`` to one message, at temperature 0.
+def chat(
+    at: Address, model: str, prompt: str, max_tokens: int, timeout_s: float, **more: object
+) -> dict[str, Any]:
+    """Asks ``/v1/chat/completions`` for the answer to one message, at temperature 0.
+
+    Args:
+        at: The server.
+        model: The model's name.
+        prompt: The message.
+        max_tokens: Longest answer.
+        timeout_s: Longest wait for it.
+        more: Fields of the question that an engine has beyond the protocol.
+
+    Returns:
+        The answer's only choice; its text is `chat_text` of it.
 
     Raises:
         NoAnswer: There is no answer, or none of that form.
@@ -67,9 +80,17 @@ def chat(at: Address, model: str, prompt: str, max_tokens: int, timeout_s: float
         "messages": [{"role": "user", "content": prompt}],
         "temperature": 0,
         "max_tokens": max_tokens,
+        **more,
     }
     answer = fetch_json(at, "/v1/chat/completions", timeout_s, question)
     try:
-        return str(answer["choices"][0]["message"]["content"])
+        choice: dict[str, Any] = {**answer["choices"][0]}
+        choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
         raise NoAnswer(f"no answer in {redacted(json.dumps(answer))[:200]}") from None
+    return choice
+
+
+def chat_text(choice: dict[str, Any]) -> str:
+    """Returns the text of a choice of `chat`; empty where all of it was reasoning."""
+    return str(choice["message"]["content"] or "")

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leverbench.campaign.model import Probe
-from leverbench.engines.base import Address, NoAnswer
-from leverbench.engines.http import chat, fetch_json
+from leverbench.engines.base import Address, Answer, NoAnswer
+from leverbench.engines.http import chat, chat_text, fetch_json
 from leverbench.load.endpoint import Request, StreamSummary
 
 # The list of models is short, and comes from memory.
@@ -84,10 +83,10 @@ class OpenAICompatible:
         model = str(_first_model(at, _MODELS_TIMEOUT_S)["id"])
         return _CompletionsEndpoint(f"{at.url}/v1/completions", at.headers, model)
 
-    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
-        """Returns the answer of ``/v1/chat/completions`` at temperature 0."""
+    def ask(self, at: Address, prompt: str, max_tokens: int, timeout_s: float) -> Answer:
+        """Returns the answer of ``/v1/chat/completions``, which has no token ids."""
         model = str(_first_model(at, timeout_s)["id"])
-        return chat(at, model, probe.prompt, probe.max_tokens, timeout_s)
+        return Answer(chat_text(chat(at, model, prompt, max_tokens, timeout_s)), None)
 
     def server_info(self, at: Address, timeout_s: float) -> dict[str, Any]:
         """Reads from ``/v1/models`` the one setting that may stand there: the longest context."""

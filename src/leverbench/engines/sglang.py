@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.campaign.model import Engine as EngineSettings
-from leverbench.campaign.model import Probe
-from leverbench.engines.base import Address, AppliedLever, EngineIdentity, NoAnswer
-from leverbench.engines.http import chat, fetch, fetch_json
+from leverbench.engines.base import Address, Answer, AppliedLever, EngineIdentity, NoAnswer
+from leverbench.engines.http import chat, chat_text, fetch, fetch_json
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -246,9 +245,11 @@ class SGLang:
         """Returns the native ``/generate`` endpoint."""
         return _GenerateEndpoint(f"{at.url}/generate", at.headers)
 
-    def ask(self, at: Address, probe: Probe, timeout_s: float) -> str:
-        """Returns the answer of ``/v1/chat/completions`` at temperature 0."""
-        return chat(at, "default", probe.prompt, probe.max_tokens, timeout_s)
+    def ask(self, at: Address, prompt: str, max_tokens: int, timeout_s: float) -> Answer:
+        """Returns the answer of ``/v1/chat/completions``; older versions tell no token ids."""
+        choice = chat(at, "default", prompt, max_tokens, timeout_s, return_token_ids=True)
+        ids = choice.get("response_token_ids")
+        return Answer(chat_text(choice), None if ids is None else tuple(ids))
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""

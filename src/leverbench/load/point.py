@@ -20,6 +20,7 @@ from leverbench.load.validity import INVALID, InvalidReason, judge, server_share
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
+from leverbench.serving.answers import ask_again
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -43,6 +44,7 @@ class _Measured:
     metrics: Mapping[str, float | None]
     warm_up: Mapping[str, Any]
     probe: Mapping[str, Any]
+    agreement: Mapping[str, Any] | None
     counters: Mapping[str, Any]
     strangers_cpu_share: float | None
     reasons: tuple[InvalidReason, ...]
@@ -154,6 +156,8 @@ def _measure(
         counters_after = session.api.counters(session.address, ASK_TIMEOUT_S)
         after = ask_probe(session.api, session.address, launch.probe, before["answer"])
         clock.lap("probe_after")
+        agreement = _answer_again(session, launch, point, patience)
+        clock.lap("agreement")
     metrics = point_metrics(window)
     reasons = list(
         judge(
@@ -181,6 +185,7 @@ def _measure(
         metrics=metrics,
         warm_up=warm_up,
         probe={"before": before, "after": after},
+        agreement=agreement,
         counters={"before": counters_before, "after": counters_after},
         strangers_cpu_share=strangers,
         reasons=tuple(reasons),
@@ -195,6 +200,22 @@ def _measure(
             row=_row(about, launch, point, measured),
         )
     return measured
+
+
+def _answer_again(
+    session: Session, launch: Launch, point: Point, patience: Patience
+) -> dict[str, Any] | None:
+    """Asks the server one prompt of its launch again, after the load.
+
+    Another answer voids nothing: the window measured the same server in the same settings, as the
+    probe tells, and rows that were chosen by their numerics would be a selection.
+    """
+    if patience.agreement is None:
+        return None
+    answers = session.evidence.get("answers") or ()
+    # Ladders double: successive steps ask for successive prompts, sessions for others.
+    place = launch.session + point.concurrency.bit_length()
+    return ask_again(session.api, session.address, answers, place, ASK_TIMEOUT_S)
 
 
 def _seed(session: Session, launch: Launch, point: Point, phase: str) -> list[object]:
@@ -285,6 +306,7 @@ def _row(
         "cached_tokens": sum(cached) if cached else None,
         "client": asdict(window.audit),
         "probe": dict(measured.probe),
+        "agreement": measured.agreement,
         "counters": dict(measured.counters),
         "strangers_cpu_share": measured.strangers_cpu_share,
         "timing_s": dict(measured.timing_s),

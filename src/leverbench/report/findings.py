@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from leverbench.analysis.agreement import PromptAgreement
 from leverbench.analysis.measurements import row_name
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
@@ -13,6 +14,8 @@ from leverbench.report.summary import Summary, engine_text, first_line
 
 # Characters of an operation's name in a sentence.
 _LONGEST_NAME = 100
+# Characters of a model's answer in a sentence.
+_LONGEST_ANSWER = 200
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ def findings(summary: Summary) -> list[Finding]:
         _coverage,
         _target,
         _not_applied,
+        _answers_changed,
+        _answers_unsteady,
+        _answers_after_load,
         _verdicts,
         _interactions,
         _not_compared,
@@ -112,6 +118,74 @@ def _not_applied(summary: Summary) -> Iterator[Finding]:
             ratio = "its ratio" if variant in summary.compared else "every ratio to it"
             text = f"{variant}: not applied, so {ratio} is withheld: {proof.reason}."
             yield Finding("not applied", text, tuple(rows))
+
+
+def _answers_changed(summary: Summary) -> Iterator[Finding]:
+    for variant, agreement in summary.agreement.items():
+        if agreement.changed:
+            own = "is not known"
+            if agreement.parents_own is not None:
+                own = f"is {agreement.parents_own:.0%}"
+            enough = 1 - summary.plan["agreement"]["tolerance"]
+            text = (
+                f"{variant} changes answers: {agreement.lowest:.0%} to"
+                f" {max(prompt.mean for prompt in agreement.prompts):.0%} of an answer agree with"
+                f" {agreement.parent}'s, at temperature 0, and {enough:.0%} are"
+                f" asked for; the agreement of {agreement.parent}'s own launches {own}."
+                f" {_answers(agreement.parent, variant, agreement.differing[0])}"
+            )
+            yield Finding("answers changed", text, _launch_names(summary, variant))
+
+
+def _answers(parent: str, variant: str, prompt: PromptAgreement) -> str:
+    where = f"the same for {prompt.tokens} {prompt.unit}"
+    return (
+        f"To {_quoted(prompt.prompt)} {parent} answers {_quoted(prompt.parents_answer)} and"
+        f" {variant} {_quoted(prompt.answer)}: {where}."
+    )
+
+
+def _quoted(text: str) -> str:
+    """Returns a model's text on one line, not longer than a sentence can bear."""
+    line = " ".join(text.split())
+    return f'"{line[:_LONGEST_ANSWER]}{"..." if len(line) > _LONGEST_ANSWER else ""}"'
+
+
+def _answers_unsteady(summary: Summary) -> Iterator[Finding]:
+    for variant, agreement in summary.agreement.items():
+        if agreement.changed is None and agreement.differing:
+            text = (
+                f"Whether {variant} changes answers cannot be said: they differ from"
+                f" {agreement.parent}'s, and so do those of {agreement.parent}'s own launches from"
+                f" each other ({agreement.parents_own:.0%} agree)."
+            )
+            yield Finding("answers unsteady", text, _launch_names(summary, variant))
+
+
+def _launch_names(summary: Summary, variant: str) -> tuple[str, ...]:
+    sides = (summary.plan["variants"][variant]["parent"], variant)
+    return tuple(
+        f"launches/{server}"
+        for server, launch in summary.launches.items()
+        if launch["variant"] in sides and launch.get("answers")
+    )
+
+
+def _answers_after_load(summary: Summary) -> Iterator[Finding]:
+    tolerance = (summary.plan.get("agreement") or {}).get("tolerance")
+    if tolerance is None:
+        return
+    rows = [
+        row
+        for row in summary.valid
+        if row["answer_agreement"] is not None and row["answer_agreement"] < 1 - tolerance
+    ]
+    if rows:
+        text = (
+            f"{counted(len(rows), 'point')} after which the server answered otherwise than at its"
+            " launch, at temperature 0 (the probe was right): its answers are not repeatable."
+        )
+        yield Finding("answers after load", text, tuple(map(row_name, rows)))
 
 
 def _verdicts(summary: Summary) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.agreement import Agreement, agreement_of
 from leverbench.analysis.blocks import Drift, drift
 from leverbench.analysis.interactions import Interaction, interactions, squares
 from leverbench.analysis.measurements import (
@@ -56,6 +57,7 @@ class Summary:
         rows: Measurements, None where there is no data.
         launches: Launch evidence by server id.
         applied: By variant.
+        agreement: How far answers agree with the parent's, by variant with a parent.
         ratios: Each variant over its parent, session by session.
         verdicts: Each variant against its parent, by variant, workload, concurrency and metric.
         level: Of the verdicts.
@@ -80,6 +82,7 @@ class Summary:
     rows: Sequence[Row]
     launches: Mapping[str, Mapping[str, Any]]
     applied: Mapping[str, Applied]
+    agreement: Mapping[str, Agreement]
     ratios: Sequence[Ratio]
     verdicts: Mapping[tuple[str, str, int, str], Verdict]
     level: float
@@ -199,7 +202,8 @@ def summarise(
         (row["started_at"], row["variant"], row["session"]) for row in rows if row["started_at"]
     )
     found = ratios(plan, rows, applied, launches)
-    design = campaign_design(plan, applied, found)
+    agreement = agreement_of(plan, launches)
+    design = campaign_design(plan, applied, agreement, found)
     verdicts = {
         # What is not measured at all has no verdict, and its place in the tables.
         (r.variant, r.workload, r.concurrency, r.metric): Verdict(
@@ -212,6 +216,7 @@ def summarise(
         rows=rows,
         launches=launches,
         applied=applied,
+        agreement=agreement,
         ratios=found,
         verdicts=verdicts,
         level=design.level,

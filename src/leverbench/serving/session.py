@@ -29,6 +29,7 @@ from leverbench.errors import LeverbenchError
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import masked, masked_fields, recorded_environment
+from leverbench.serving.answers import ask_prompts
 from leverbench.serving.attached import REFUSED, attached, unanswered
 from leverbench.serving.failures import (
     LastingFailure,
@@ -289,7 +290,7 @@ def open_session(
             evidence = records.read_record(path) if path.exists() else None
             # Another try at a server that was found wrong is another launch, unless it is not ours.
             if evidence is None or (attach and evidence["outcome"] != Outcome.OK):
-                _prove(launch, api, found, recovery, path)
+                _prove(launch, patience, api, found, recovery, path)
                 evidence = records.read_record(path)
             if evidence["outcome"] != Outcome.OK:
                 raise LastingFailure(Outcome(evidence["outcome"]), evidence["detail"])
@@ -370,7 +371,7 @@ def ask_probe(
         ``{"answer": text, "right": bool, "seconds": time}``.
     """
     began = time.monotonic()
-    answer = api.ask(address, probe, ASK_TIMEOUT_S)
+    answer = api.ask(address, probe.prompt, probe.max_tokens, ASK_TIMEOUT_S).text
     seconds = round(time.monotonic() - began, 4)
     return {"answer": answer, "right": _is_right(probe, answer, expected), "seconds": seconds}
 
@@ -410,6 +411,7 @@ def _server_spec(engine: Engine, launch: Launch, patience: Patience) -> ServerSp
 
 def _prove(
     launch: Launch,
+    patience: Patience,
     api: Api,
     found: _Found,
     recovery: Sequence[Mapping[str, Any]],
@@ -417,6 +419,9 @@ def _prove(
 ) -> None:
     """Writes the evidence of a launch: what is known of the server when it is ready."""
     probe = ask_probe(api, found.address, launch.probe)
+    answers = None
+    if patience.agreement and probe["right"]:
+        answers = ask_prompts(api, found.address, patience.agreement, ASK_TIMEOUT_S)
     account = found.account()
     records.write_record(
         path,
@@ -435,6 +440,7 @@ def _prove(
             },
             "recovery": list(recovery),
             "probe": probe,
+            "answers": answers,
             **account,
             "recorded_at": now(),
         },

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.campaign.model import (
+    Agreement,
     Campaign,
     Engine,
     Limits,
@@ -128,6 +129,20 @@ class FakeCampaign:
         for concurrency in BASE:
             self.alter(self.point(variant, session, concurrency), recovery=taken)
 
+    def answer(self, variant: str, session: int, *texts: str) -> None:
+        """Lets a launch have answered the campaign's first prompts, a token a word."""
+        prompts = read_record(self.plan)["agreement"]["prompts"]
+        answers = [
+            {
+                "prompt": prompt,
+                "max_tokens": 24,
+                "text": text,
+                "token_ids": [sum(map(ord, word)) for word in text.split()],
+            }
+            for prompt, text in zip(prompts, texts, strict=False)
+        ]
+        self.alter(self.launch(variant, session), answers=answers)
+
     def attach(self) -> None:
         """Lets others have started the servers, of which nothing is known but what they tell."""
         write_record(self.plan, read_record(self.plan) | {"devices": ["attached"]})
@@ -204,6 +219,7 @@ def _campaign() -> Campaign:
         ladder=REQUESTS,
         seed=7,
         probe=Probe(),
+        agreement=Agreement(),
         limits=Limits(),
         profile=Profile(),
         until=None,

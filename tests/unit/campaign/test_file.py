@@ -6,7 +6,7 @@ import pytest
 from unit.campaign.campaign_files import HEAD, family, load, refusal
 
 from leverbench.campaign.file import load_campaign
-from leverbench.campaign.model import Attach, Profile, RecoveryStep
+from leverbench.campaign.model import Agreement, Attach, Profile, RecoveryStep
 from leverbench.errors import LeverbenchError
 
 ATTACHED = """\
@@ -30,10 +30,20 @@ def test_defaults(tmp_path):
     assert campaign.devices == ("cpu",)
     assert campaign.profile == Profile(concurrency=(16,), steps=5)
     assert campaign.recovery == {}
+    assert campaign.agreement == Agreement()
     assert not campaign.attached
     assert campaign.execution == "jobs"
     assert campaign.remeasure == "none"
     assert campaign.on_environment_change == "error"
+
+
+def test_the_prompts_whose_answers_are_compared(tmp_path):
+    head = HEAD + "agreement: {prompts: [Say a., Say b.], tolerance: 0.5}\n"
+
+    assert load(tmp_path, head=head).agreement == Agreement(("Say a.", "Say b."), 24, 0.5)
+    assert load(tmp_path, head=HEAD + "agreement: null\n").agreement is None
+    assert "agreement.prompts" in refusal(tmp_path, head=HEAD + "agreement: {prompts: []}\n")
+    assert "agreement.tolerance" in refusal(tmp_path, head=HEAD + "agreement: {tolerance: 1}\n")
 
 
 def test_what_the_campaign_names_of_engine_and_machine(tmp_path):

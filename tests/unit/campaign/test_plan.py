@@ -1,6 +1,7 @@
 """The plan as a record, as text, and as slices that jobs depend on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,9 @@ def test_the_record_holds_what_is_resolved(campaign, order):
     assert plan["variants"]["again"]["control"] == "a-a"
     assert plan["variants"]["both"]["cross"] == ["float32", "unset"]
     assert plan["profile"] == {"concurrency": [16], "steps": 5}
+    assert len(plan["agreement"]["prompts"]) == 3
+    assert plan["agreement"]["tolerance"] == 0.1
+    assert plan_record(replace(campaign, agreement=None), order)["agreement"] is None
     assert plan["recovery"]["out-of-memory"][1] == {"args": {"dtype": None}, "env": {"X": "1"}}
     assert sorted(plan["order"]) == sorted([v, s] for v in campaign.variants for s in (1, 2))
     assert json.loads(json.dumps(plan))["order"] == plan["order"]
@@ -116,6 +120,8 @@ def test_slices_survive_the_way_into_a_job(campaign):
     assert Point.from_params(json.loads(json.dumps(point.as_params()))) == point
     assert ProfileSlice.from_params(json.loads(json.dumps(profile.as_params()))) == profile
     assert Patience.from_resources(waiting.as_resources()) == waiting
+    silent = replace(waiting, agreement=None)
+    assert Patience.from_resources(silent.as_resources()) == silent
 
 
 def test_the_launch_of_an_attached_server_survives_the_way_into_a_job(tmp_path):

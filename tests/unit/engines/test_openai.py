@@ -5,8 +5,8 @@ import json
 import pytest
 from scripted_server import Script, serving
 
-from leverbench.campaign.model import Attach, Engine, Probe
-from leverbench.engines import Address, NoAnswer, api_of
+from leverbench.campaign.model import Attach, Engine
+from leverbench.engines import Address, Answer, NoAnswer, api_of
 from leverbench.load.client import run_window
 from leverbench.load.endpoint import Request, StreamSummary
 from leverbench.load.window import RequestRow
@@ -118,7 +118,7 @@ def test_a_server_is_asked_with_the_name_of_its_model():
     with serving(Script(model="m", context=99)) as server:
         at = Address(server.url)
 
-        assert OPENAI.ask(at, Probe(), 10) == "Paris"
+        assert OPENAI.ask(at, "Capital?", 16, 10) == Answer("Paris", None)
         assert OPENAI.served_model(at, 10) == {"id": "m", "root": "m", "parent": None}
         assert OPENAI.server_info(at, 10)["effective"] == {"max_model_len": 99}
         assert OPENAI.counters(at, 10) is None

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_server import Script, serving
 
-from leverbench.campaign.model import Engine, Probe
-from leverbench.engines import Address, NoAnswer, get_engine
+from leverbench.campaign.model import Engine
+from leverbench.engines import Address, Answer, NoAnswer, get_engine
 from leverbench.engines.sglang import _cure
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request
@@ -118,8 +118,23 @@ def test_a_request_asks_for_an_exact_number_of_tokens():
 
 def test_a_server_is_asked_and_flushed():
     with serving(Script()) as server:
-        assert SGLANG.ask(Address(server.url), Probe(), 10) == "Paris"
+        assert SGLANG.ask(Address(server.url), "Capital?", 16, 10).text == "Paris"
         SGLANG.flush_cache(Address(server.url), 10)
+
+
+def test_an_answer_has_its_token_ids_where_the_server_tells_them(monkeypatch):
+    with serving(Script(answer="a b a")) as server:
+        answer = SGLANG.ask(Address(server.url), "Say it.", 16, 10)
+
+    assert answer.text == "a b a"
+    first, second, third, end = answer.token_ids
+    assert first == third != second
+    assert end == 2
+
+    # As a version that does not know the question answers, and one whose answer is all reasoning.
+    choice = {"message": {"content": None, "reasoning_content": "hm"}}
+    monkeypatch.setattr("leverbench.engines.http.fetch_json", lambda *_: {"choices": [choice]})
+    assert SGLANG.ask(Address("http://x"), "Say it.", 16, 10) == Answer("", None)
 
 
 def test_what_a_server_tells_is_the_same_each_time():
@@ -136,7 +151,7 @@ def test_what_a_server_tells_is_the_same_each_time():
 
 def test_a_server_that_is_not_there_gives_no_answer():
     with pytest.raises(NoAnswer):
-        SGLANG.ask(Address("http://127.0.0.1:9"), Probe(), 1)
+        SGLANG.ask(Address("http://127.0.0.1:9"), "Capital?", 16, 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def draw(campaign):
     launches = read_launches(rows, campaign.launches)
     applied = applied_levers(plan, rows, launches)
     found = ratios(plan, rows, applied, launches)
-    verdicts = judge(rows, campaign_design(plan, applied, found))
+    verdicts = judge(rows, campaign_design(plan, applied, {}, found))
     by_key = {(v.variant, v.workload, v.concurrency, v.metric): v for v in verdicts}
     return draw_figures(plan, rows, [r for r in found if _key(r) in by_key], by_key)
 

@@ -159,8 +159,8 @@ def test_a_findings_sentence_names_its_rule_and_rows(whole):
         findings,
     )
     assert re.search(
-        r"\| float32 \| baseline \| args.dtype: bfloat16 → float32 \| applied \| random \| 16"
-        r" \| faster \| 1\.407 \([^|]+\| 0\.711 \([^|]+\| 1\.000 \([^|]+\| 2 \|",
+        r"\| float32 \| baseline \| args.dtype: bfloat16 → float32 \| applied \| not recorded"
+        r" \| random \| 16 \| faster \| 1\.407 \([^|]+\| 0\.711 \([^|]+\| 1\.000 \([^|]+\| 2 \|",
         findings,
     )
 
@@ -256,6 +256,8 @@ def test_hostile_text_is_shown_and_never_obeyed(campaign, undrawn):
     profile = read_record(campaign.profile("float32"))
     profile["top"][0]["name"] = HOSTILE
     campaign.alter(campaign.profile("float32"), top=profile["top"])
+    campaign.answer("baseline", 1, "a b")
+    campaign.answer("float32", 1, HOSTILE)
     page, findings = render(campaign)
     assert "script" not in page.tags
     assert "img" not in page.tags
@@ -266,7 +268,7 @@ def test_hostile_text_is_shown_and_never_obeyed(campaign, undrawn):
     assert "\n# heading" not in findings
     tables = [line for line in findings.splitlines() if line.startswith("|")]
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in tables}
-    assert columns == {12, 8}
+    assert columns == {13, 8}
 
 
 def test_without_any_point_there_is_still_a_page(campaign):
@@ -592,3 +594,54 @@ def test_a_variant_added_later_says_with_what_it_was_measured(campaign, undrawn)
         "float32 was added later: its sessions are s3, s4, beside fresh launches of baseline."
     )
     assert sentence in findings
+
+
+def test_results_without_answers_are_rendered(whole):
+    _, page, findings = whole
+    assert page.text.count("not recorded") == 3
+    assert "| applied | not recorded | random | 1 |" in findings
+    assert "answers changed" not in findings
+
+
+def test_a_variant_that_changes_answers_is_flagged_on_each_figure(campaign, undrawn):
+    for session in (1, 2):
+        campaign.answer("baseline", session, "a b c d", "x y")
+        campaign.answer("threads-2", session, "a b c d", "x y")
+        campaign.answer("float32", session, "a b <i> d", "x y")
+    page, findings = render(campaign)
+
+    assert (
+        "- **answers changed**: float32 changes answers: 50% to 100% of an answer agree with"
+        " baseline's, at temperature 0, and 90% are asked for; the agreement of baseline's own"
+        " launches is 100%."
+    ) in findings
+    assert 'baseline answers "a b c d" and float32 "a b &lt;i&gt; d": the same for 2' in findings
+    assert "Rows: launches/baseline-s1, " in findings
+    ratios = [line for line in findings.splitlines() if line.startswith("- **ratio**")]
+    flagged = [line for line in ratios if "no verdict, answers changed)" in line]
+    assert flagged == [line for line in ratios if "**: float32 (" in line]
+    assert len(flagged) == 3
+    assert "agreement 75.0 %, lowest 50.0 % 2 launches against 2 of the parent" in page.text
+    assert "as the parent agreement 100.0 %" in page.text
+    assert "i" not in page.tags
+
+
+def test_a_parent_that_differs_from_itself_is_told(campaign, undrawn):
+    campaign.answer("baseline", 1, "a b c d")
+    campaign.answer("baseline", 2, "a x c d")
+    campaign.answer("float32", 1, "a b c d")
+    _, findings = render(campaign)
+
+    assert "Whether float32 changes answers cannot be said" in findings
+    assert "each other (25% agree)" in findings
+
+
+def test_a_point_after_which_answers_differ_is_told(campaign, undrawn):
+    path = campaign.point("float32", 2, 16)
+    campaign.alter(path, agreement={"share": 0.5, "unit": "token ids"})
+    campaign.alter(campaign.point("float32", 1, 16), agreement={"share": 0.95, "unit": "words"})
+    _, findings = render(campaign)
+
+    assert "- **answers after load**: 1 point after which the server answered" in findings
+    assert "Rows: float32/s2/random/c16." in findings
+    assert read_record(path)["valid"]
