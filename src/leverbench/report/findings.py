@@ -6,6 +6,7 @@ from typing import Any
 
 from leverbench.analysis.measurements import row_name
 from leverbench.analysis.settings import as_text, changes
+from leverbench.campaign.model import RANDOM_IDS
 from leverbench.report.profiles import Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
@@ -41,6 +42,7 @@ def findings(summary: Summary) -> list[Finding]:
         _late,
         _attached,
         _spread,
+        _accept_length,
         _relaunched,
         _profiled,
         _not_profiled,
@@ -275,6 +277,21 @@ def _spread(summary: Summary) -> Iterator[Finding]:
     )
     rows = summary.pooled(widest.variant, widest.workload, widest.concurrency)
     yield Finding("noise", text, tuple(map(row_name, rows)))
+
+
+def _accept_length(summary: Summary) -> Iterator[Finding]:
+    told: dict[str, list[str]] = {}
+    for row in summary.valid:
+        dataset = summary.plan["workloads"][row["workload"]]["dataset"]
+        if row["accept_length"] is not None and dataset == RANDOM_IDS:
+            told.setdefault(row["workload"], []).append(row_name(row))
+    for workload, rows in told.items():
+        text = (
+            f"Accept lengths under {workload} were measured on random token ids: they, and what"
+            " speculation gains there, do not represent text. A workload of a file of real prompts"
+            " shows that."
+        )
+        yield Finding("accept length", text, tuple(rows))
 
 
 def _relaunched(summary: Summary) -> Iterator[Finding]:
