@@ -250,7 +250,7 @@ def _workload(document: Document, name: str, variants: Sequence[Variant]) -> Wor
         return Workload(FILE, path=written["path"], content=_content(document, name))
     if "path" in written:
         refuse("random ids come from no file", f"Remove it, or say dataset: {FILE}.", "path")
-    drawn = {}
+    drawn: dict[str, Any] = {}
     for key in lengths:
         if key not in written:
             refuse(f"{key} is missing", "Say a number of tokens, or [shortest, longest].")

@@ -154,7 +154,9 @@ class Workload:
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Workload":
         """Rebuilds it from plain values."""
-        values = {key: tuple(v) if isinstance(v, list) else v for key, v in params.items()}
+        values: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in params.items()
+        }
         if "shared_prefix" in values:
             values["shared_prefix"] = SharedPrefix(**values["shared_prefix"])
         return cls(**values)

@@ -103,7 +103,7 @@ def _line(where: str, number: int, content: bytes) -> Line:
             f"{' and '.join(kinds) or 'nothing'} says what the prompt is",
             f"Give one of {', '.join(_KINDS)}.",
         )
-    output_tokens = data.get("output_tokens")
+    output_tokens: Any = data.get("output_tokens")
     if not _is_number(output_tokens, 1):
         said = "is missing" if output_tokens is None else f"{output_tokens!r} is no length"
         refuse(f"output_tokens {said}", "Say how many tokens to ask for, from 1.")
@@ -112,18 +112,18 @@ def _line(where: str, number: int, content: bytes) -> Line:
     if kind == "input_ids":
         if not _is_list(value) or not all(_is_number(id, 0) for id in value):
             refuse("input_ids is no list of token ids", "Give whole numbers from 0, at least one.")
-        return Line(number, None, value, int(output_tokens))
+        return Line(number, None, value, output_tokens)
     if kind == "prompt":
         if not isinstance(value, str) or not value:
             refuse("prompt is no text", _cure())
-        return Line(number, value, None, int(output_tokens))
+        return Line(number, value, None, output_tokens)
     if not _is_list(value) or not all(map(_is_message, value)):
         refuse(
             "messages is no list of chat messages",
             'Each one is {"role": "user", "content": "text"}; other content than text is not sent.',
         )
     chat = [{"role": message["role"], "content": message["content"]} for message in value]
-    return Line(number, chat, None, int(output_tokens))
+    return Line(number, chat, None, output_tokens)
 
 
 def _is_number(value: Any, least: int) -> bool:

@@ -74,7 +74,8 @@ def load_prompts(workload: Workload, model: Path | None, settings: Engine) -> Pr
     key = digest([workload.content, model_facts(model).digest if model else None])
     kept = CACHE / f"{key[:16]}.npz"
     # What is damaged is made again: it is only a memory.
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(kept) as arrays:
+    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+        arrays = np.load(io.BytesIO(kept.read_bytes()))
         return Prompts(**{name: arrays[name] for name in _arrays()})
     lines = read_lines(workload)
     prompts = _with_ids(workload, lines, _token_ids(workload, lines, model, settings))

@@ -1,5 +1,7 @@
 """Files as token ids: by the model's own tokenizer and template, kept, and checked for a server."""
 
+import io
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from leverbench.campaign.model import Engine, Probe, Workload
 from leverbench.campaign.slices import Launch
 from leverbench.errors import LeverbenchError
 from leverbench.load.prompts import load_prompts, prompts_for
+from leverbench.models import tokenizer_script
 
 ENGINE = Engine("sglang", None, None, (), {}, {})
 
@@ -63,24 +66,44 @@ def test_text_is_read_by_the_models_tokenizer_and_chats_by_its_template(model):
         load_prompts(read, model, absent)
 
 
-def test_a_chat_that_the_template_refuses_is_named_by_its_line(model):
-    refused = {"messages": [{"role": "user", "content": "there"}], "output_tokens": 1}
-    read = workload(model.parent / "d.jsonl", {"input_ids": [1], "output_tokens": 1}, b"", refused)
+def interpreter(folder: Path, script: str) -> Engine:
+    """Returns an engine whose interpreter does what a shell script says."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+    path.chmod(0o755)
+    return Engine("sglang", None, str(path), (), {}, {})
 
-    with pytest.raises(LeverbenchError, match=r"d\.jsonl:3: .* does not take it \(.*only Hello"):
-        load_prompts(read, model, ENGINE)
+
+def test_a_text_that_is_refused_is_named_by_its_line(model):
+    read = workload(model.parent / "d.jsonl", {"input_ids": [1], "output_tokens": 1}, b"", GOOD)
+    refusing = interpreter(model.parent, """echo '{"refused": 0, "problem": "no"}'""")
+
+    with pytest.raises(LeverbenchError, match=r"d\.jsonl:3: .* does not take it \(no\)"):
+        load_prompts(read, model, refusing)
 
 
-def test_a_model_without_a_tokenizer_is_one_message(model):
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer_config.json").unlink()
+def test_a_tokenizer_that_cannot_be_used_is_one_message(model):
     read = workload(model.parent / "d.jsonl", GOOD)
+    broken = interpreter(model.parent, "echo 'Trace: ...\\nno sentencepiece' >&2; exit 1")
 
     with pytest.raises(LeverbenchError) as caught:
-        load_prompts(read, model, ENGINE)
+        load_prompts(read, model, broken)
 
-    assert str(caught.value).startswith(f"{model}: {sys.executable} cannot use the model's")
+    said = f"{model}: {broken.python} cannot use the model's tokenizer: no sentencepiece. "
+    assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+def test_a_template_s_refusal_is_told_by_its_place(model, monkeypatch, capsys):
+    chats = [[{"role": "user", "content": word}] for word in ("Hello", "there")]
+    question = {"model": str(model), "texts": ["Hello", *chats]}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
+
+    tokenizer_script.main()
+
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["refused"] == 2
+    assert "only Hello" in answer["problem"]
 
 
 def test_token_ids_need_no_model_and_must_be_the_models_where_there_is_one(model):
