@@ -84,7 +84,7 @@ def test_a_text_that_is_refused_is_named_by_its_line(model):
 
 def test_a_tokenizer_that_cannot_be_used_is_one_message(model):
     read = workload(model.parent / "d.jsonl", GOOD)
-    broken = interpreter(model.parent, "echo 'Trace: ...\\nno sentencepiece' >&2; exit 1")
+    broken = interpreter(model.parent, "printf 'Trace\\nno sentencepiece' >&2; exit 1")
 
     with pytest.raises(LeverbenchError) as caught:
         load_prompts(read, model, broken)
