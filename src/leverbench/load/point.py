@@ -275,13 +275,13 @@ def _requests(
     At the pace of the last warm-up window, in waves of C; of a file, at most all.
     """
     seed = _seed(session, launch, point, "measured")
-    needed_s = point.min_window_s * _WINDOW_MARGIN
     rate = len(warm_up.rows) / warm_up.duration_s
-    count = max(point.requests, point.concurrency * _waves(rate * needed_s, point))
+    needed = rate * point.min_window_s * _WINDOW_MARGIN
+    count = max(point.requests, point.concurrency * _waves(needed, point))
     while True:
         count = min(count, len(prompts)) if prompts else count
         asked = make_requests(point.workload, count, session.facts.vocabulary, seed, prompts)
-        share = _expected_s(asked, warm_up) / needed_s
+        share = _expected_s(asked, warm_up) / (point.min_window_s * _WINDOW_MARGIN)
         if point.workload.is_even or share >= 1 or (prompts and count == len(prompts)):
             return asked
         # These happen to be shorter than the warm-up's.
