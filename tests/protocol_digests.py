@@ -24,9 +24,11 @@ LOG = Path(__file__).with_name("protocol.json")
 # A module, or one definition in it: how requests are drawn, sent, timed and judged.
 SHAPING = (
     "load/client.py",
+    "load/dataset.py",
     "load/endpoint.py",
     "load/metrics.py",
     "load/point.py",
+    "load/prompts.py",
     "load/sse.py",
     "load/validity.py",
     "load/window.py",
@@ -34,6 +36,7 @@ SHAPING = (
     "campaign/slices.py:Point",
     "campaign/slices.py:point_slice",
     "engines/sglang.py:_GenerateEndpoint",
+    "models/tokenizer_script.py",
 )
 
 

@@ -20,6 +20,7 @@ from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
+from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import redacted
@@ -536,6 +537,7 @@ def preflight(campaign: Campaign, directory: Path) -> None:
     lacking = next(missing(campaign, directory), None)
     if lacking is not None:
         raise lacking
+    require_fit(campaign, _model(campaign, directory))
     if campaign.attached:
         engines = {
             (v.engine.attach, v.engine.version): v.engine for v in campaign.variants.values()
@@ -566,6 +568,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
             model_facts(directory / campaign.model_path, campaign.token_ids)
     except LeverbenchError as error:
         yield error
+    yield from unfit(campaign, _model(campaign, directory))
     if campaign.attached:
         return
     for variant in campaign.variants.values():
@@ -593,6 +596,10 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
                 where=campaign.file,
                 cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
+
+
+def _model(campaign: Campaign, directory: Path) -> Path | None:
+    return None if campaign.model_path is None else directory / campaign.model_path
 
 
 def ignored(campaign: Campaign) -> list[str]:

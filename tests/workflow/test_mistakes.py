@@ -93,6 +93,29 @@ def test_too_few_gpus(project):
     assert "needs 64 GPUs" in message(project.snakemake())
 
 
+def test_a_line_of_a_dataset_that_is_no_request(project):
+    (project.path / "chat.jsonl").write_text('{"prompt": "Hello", "output_tokens": 8}\n{}\n')
+    project.change(workloads={"chat": {"dataset": "file", "path": "chat.jsonl"}})
+
+    lacking = "chat.jsonl:2: nothing says what the prompt is"
+    assert lacking in message(project.snakemake())
+    dry = project.snakemake("--dry-run")
+    assert dry.returncode == 0
+    assert f"a run would stop: {lacking}" in dry.stdout
+
+
+def test_a_workload_that_is_longer_than_the_context(project):
+    engine = project.campaign()["engine"]
+    engine["args"]["context-length"] = 64
+    project.change(
+        engine=engine,
+        workloads={"long": {"dataset": "random-ids", "input_tokens": 60, "output_tokens": 8}},
+    )
+
+    said = message(project.snakemake())
+    assert "workloads.long: a request of 68 tokens, prompt and answer, is longer than" in said
+
+
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
   --query-gpu=name,driver_version) echo "Other GPU, 1.0"; echo "Some GPU, 1.0" ;;

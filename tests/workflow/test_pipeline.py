@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from embedded import events, left_behind, snapshot
 from project_copy import ProjectCopy
+from word_model import write_word_model
 
 TESTS = Path(__file__).resolve().parents[1]
 # Slow enough that a busy machine's late timers do not void a window.
@@ -258,6 +260,51 @@ def test_a_session_s_job_ends_with_its_snakemake(scripted, tmp_path):
     while left_behind(scripted):
         assert time.monotonic() < end, left_behind(scripted)
         time.sleep(0.2)
+
+
+def test_text_of_a_file_and_prompts_that_share_prefixes(scripted):
+    write_word_model(scripted.path / "models/m", vocab_size=1000)
+    # The n-th line has n tokens more than the special one, so that its requests are told apart.
+    lines = [{"prompt": " ".join(["Hello"] * n), "output_tokens": 3 + n % 5} for n in range(1, 31)]
+    (scripted.path / "chat.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    lengths = {"input_tokens": [20, 40], "output_tokens": [3, 7]}
+    prefix = {"tokens": 16, "groups": 2}
+    scripted.change(
+        variants={
+            "baseline": {"env": env(cached_tokens=2)},
+            "slow": {"from": "baseline", "env": env(cached_tokens=2, step_s=0.04)},
+        },
+        workloads={
+            "chat": {"dataset": "file", "path": "chat.jsonl"},
+            "shared": {"dataset": "random-ids", **lengths, "shared_prefix": prefix},
+        },
+    )
+
+    said = scripted.snakemake()
+
+    assert said.returncode == 0, said.stdout[-5000:]
+    asked = {}
+    for variant in ("baseline", "slow"):
+        for workload in ("chat", "shared"):
+            point = record(scripted, f"{variant}/s1/{workload}/c2.json")
+            # What the server found in its cache was meant to be found there.
+            assert point["valid"]
+            assert point["cached_tokens"] == 2 * point["num_requests"]
+            path = scripted.path / f"results/small/{variant}/s1/{workload}/c2.parquet"
+            rows = pq.read_table(path).to_pylist()
+            rows.sort(key=lambda row: row["request_index"])
+            asked[variant, workload] = [(r["input_tokens"], r["output_tokens"]) for r in rows]
+    chat = asked["baseline", "chat"]
+    assert len(set(chat)) == len(chat) >= 8
+    assert set(chat) <= {(n + 1, 3 + n % 5) for n in range(1, 31)}
+    assert len(set(asked["baseline", "shared"])) > 4
+    for workload in ("chat", "shared"):
+        pairs = zip(asked["baseline", workload], asked["slow", workload], strict=False)
+        assert all(one == other for one, other in pairs)
+    plan = json.loads((scripted.path / "results/small/plan.json").read_text())
+    assert plan["workloads"]["shared"]["shared_prefix"] == prefix
+    assert record(scripted, "baseline/profile/chat/c2/summary.json")["outcome"] == "profiled"
+    assert scripted.jobs() == {}
 
 
 def test_a_planted_secret_is_written_nowhere(scripted):

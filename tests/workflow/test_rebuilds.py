@@ -162,6 +162,24 @@ def test_the_length_of_a_workload(measured):
     assert measured.jobs() == {"bench": 12, "profile": 3, **PLANNED}
 
 
+def test_an_edited_dataset_file(project, monkeypatch):
+    path = project.path / "data/chat.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"prompt": "Hello", "output_tokens": 8}\n' * 20)
+    workloads = project.campaign()["workloads"]
+    workloads["chat"] = {"dataset": "file", "path": "data/chat.jsonl"}
+    project.change(workloads=workloads)
+    monkeypatch.chdir(project.path)
+    project.pretend()
+    assert project.jobs() == {}
+    path.touch()
+    assert project.jobs() == {}
+    path.write_text(path.read_text().replace("Hello", "Bye"))
+
+    # Its points and profiles alone, on the launches that exist.
+    assert project.jobs() == {"bench": 12, "profile": 3, **PLANNED}
+
+
 def test_the_steps_of_a_profile(measured):
     measured.change(profile={"steps": 3})
 

@@ -137,7 +137,7 @@ def _agreement(
     )
 
 
-def _alike(one: Launch, other: Launch, free: set[str]) -> bool:
+def _alike(one: Launch, other: Launch, free: frozenset[str]) -> bool:
     """Whether two launches ran under conditions that differ in the lever alone."""
     digests, others = one.get("digests") or {}, other.get("digests") or {}
     return (

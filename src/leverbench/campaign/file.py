@@ -1,7 +1,8 @@
 """Reads a campaign file: schema, overrides for one run, and what must agree within it."""
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import (
+    FILE,
     Agreement,
     Attach,
     Campaign,
@@ -17,8 +19,10 @@ from leverbench.campaign.model import (
     Probe,
     Profile,
     RecoveryStep,
+    SharedPrefix,
     Variant,
     Workload,
+    shortest,
 )
 from leverbench.campaign.schema import check_schema, schema
 from leverbench.campaign.variants import LeverFamily, check_settings, flatten, resolve_variants
@@ -76,7 +80,9 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         gpus=topology.get("gpus", 0),
         device=topology.get("device"),
         variants=variants,
-        workloads={name: Workload(**workload) for name, workload in data["workloads"].items()},
+        workloads={
+            name: _workload(document, name, tuple(variants.values())) for name in data["workloads"]
+        },
         ladder=_ladder(document),
         seed=data.get("seed", 1),
         probe=Probe(**data.get("probe", {})),
@@ -233,6 +239,62 @@ def _agreement(written: Mapping[str, Any] | None) -> Agreement | None:
     if "prompts" in settings:
         settings["prompts"] = tuple(settings["prompts"])
     return Agreement(**settings)
+
+
+def _workload(document: Document, name: str, variants: Sequence[Variant]) -> Workload:
+    """Returns a workload; of one that is read from a file, with the digest of the file."""
+    written = document.data["workloads"][name]
+
+    def refuse(what: str, cure: str, *keys: str) -> NoReturn:
+        where = document.where(("workloads", name, *keys))
+        raise LeverbenchError(f"workloads.{name}: {what}", where=where, cure=cure)
+
+    lengths = ("input_tokens", "output_tokens")
+    if written["dataset"] == FILE:
+        for key in (*lengths, "shared_prefix"):
+            if key in written:
+                refuse(f"{key} is for random ids", "Remove it: a file has its own prompts.", key)
+        if "path" not in written:
+            refuse("a file needs a path", "Say path: FILE.jsonl, one request a line.")
+        for variant in variants:
+            if variant.engine.attach and not variant.engine.attach.flush_cache:
+                refuse(
+                    "the prompts of a file come again in each session, and the server of"
+                    f" {variant.name} may still have them in its cache",
+                    "Say flush_cache: true in attach: (native only), or measure random ids.",
+                )
+        return Workload(FILE, path=written["path"], content=_content(document, name))
+    if "path" in written:
+        refuse("random ids come from no file", f"Remove it, or say dataset: {FILE}.", "path")
+    drawn: dict[str, Any] = {}
+    for key in lengths:
+        if key not in written:
+            refuse(f"{key} is missing", "Say a number of tokens, or [shortest, longest].")
+        drawn[key] = tuple(written[key]) if isinstance(written[key], list) else written[key]
+        if isinstance(drawn[key], tuple) and drawn[key][1] <= drawn[key][0]:
+            refuse(f"{key}: {drawn[key][1]} is not above {drawn[key][0]}", "Say [low, high].", key)
+    shared = SharedPrefix(**written["shared_prefix"]) if "shared_prefix" in written else None
+    if shared and shared.tokens >= shortest(drawn["input_tokens"]):
+        refuse(
+            f"a prompt of {shortest(drawn['input_tokens'])} tokens has no room for a prefix of"
+            f" {shared.tokens} and a token of its own",
+            "input_tokens counts the prefix too.",
+            "shared_prefix",
+        )
+    return Workload(written["dataset"], **drawn, shared_prefix=shared)
+
+
+def _content(document: Document, name: str) -> str:
+    path = Path(document.data["workloads"][name]["path"])
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LeverbenchError(
+            f"workloads.{name}: {path} cannot be read ({error.strerror})",
+            where=document.where(("workloads", name, "path")),
+            cure="Paths are absolute or relative to the project's folder.",
+        ) from None
 
 
 def _recovery(document: Document) -> dict[str, tuple[RecoveryStep, ...]]:

@@ -1,12 +1,17 @@
 """The resolved campaign: plain values, with nothing left to inherit or to default."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
+# A number of tokens, or the first and the last of a range that it is drawn from.
+Tokens = int | tuple[int, int]
+
+RANDOM_IDS = "random-ids"
+FILE = "file"
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,77 @@ class RecoveryStep:
 
 
 @dataclass(frozen=True)
+class SharedPrefix:
+    """How prompts begin alike: each with one of ``groups`` prefixes of ``tokens`` tokens."""
+
+    tokens: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class Workload:
-    """What is asked of the server; lengths in tokens."""
+    """What is asked of the server.
+
+    Attributes:
+        dataset: `RANDOM_IDS` or `FILE`.
+        input_tokens: Length of a prompt, its prefix included; None where a file says it.
+        output_tokens: Length of an answer; None where a file says it.
+        shared_prefix: How prompts begin alike, or None.
+        path: The file, absolute or relative to the project; None of random ids.
+        content: SHA-256 of the file's content; None of random ids.
+    """
 
     dataset: str
-    input_tokens: int
-    output_tokens: int
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    shared_prefix: SharedPrefix | None = None
+    path: str | None = None
+    content: str | None = None
+
+    def as_params(self) -> dict[str, Any]:
+        """Returns it as plain values, without what it does not have.
+
+        So the digest of a workload stays what it was when there is more that one can have.
+        """
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> "Workload":
+        """Rebuilds it from plain values."""
+        values: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in params.items()
+        }
+        if "shared_prefix" in values:
+            values["shared_prefix"] = SharedPrefix(**values["shared_prefix"])
+        return cls(**values)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all requests are of one length."""
+        return isinstance(self.input_tokens, int) and isinstance(self.output_tokens, int)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts may begin alike: by intent, or as text and chat templates do."""
+        return self.dataset == FILE or self.shared_prefix is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer; a file knows its own."""
+        if self.input_tokens is None or self.output_tokens is None:
+            raise ValueError("the lengths are those of a file")
+        return longest(self.input_tokens) + longest(self.output_tokens)
+
+
+def shortest(tokens: Tokens) -> int:
+    """Returns the smallest number that is drawn."""
+    return tokens if isinstance(tokens, int) else tokens[0]
+
+
+def longest(tokens: Tokens) -> int:
+    """Returns the largest number that is drawn."""
+    return tokens if isinstance(tokens, int) else tokens[1]
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
         "recovery": {
             cause: [asdict(step) for step in steps] for cause, steps in campaign.recovery.items()
         },
-        "workloads": {name: asdict(workload) for name, workload in campaign.workloads.items()},
+        "workloads": {name: workload.as_params() for name, workload in campaign.workloads.items()},
         "ladder": {str(c): requests for c, requests in campaign.ladder.items()},
         "variants": {
             name: {

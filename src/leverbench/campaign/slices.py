@@ -135,7 +135,7 @@ class Point:
 
     Attributes:
         workload_name: Name of the workload.
-        workload: Its lengths.
+        workload: Where its prompts come from, and their lengths.
         concurrency: Requests in flight.
         requests: Requests planned.
         seed: Seed of the campaign.
@@ -157,12 +157,12 @@ class Point:
 
     def as_params(self) -> dict[str, Any]:
         """Returns the slice as plain values."""
-        return asdict(self)
+        return {**asdict(self), "workload": self.workload.as_params()}
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Point":
         """Rebuilds the slice inside a job."""
-        return cls(**{**params, "workload": Workload(**params["workload"])})
+        return cls(**{**params, "workload": Workload.from_params(params["workload"])})
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ProfileSlice:
 
     Attributes:
         workload_name: Name of the workload.
-        workload: Its lengths.
+        workload: Where its prompts come from, and their lengths.
         concurrency: Requests in flight.
         steps: Decode steps.
         seed: Seed of the campaign.
@@ -185,12 +185,12 @@ class ProfileSlice:
 
     def as_params(self) -> dict[str, Any]:
         """Returns the slice as plain values."""
-        return asdict(self)
+        return {**asdict(self), "workload": self.workload.as_params()}
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "ProfileSlice":
         """Rebuilds the slice inside a job."""
-        return cls(**{**params, "workload": Workload(**params["workload"])})
+        return cls(**{**params, "workload": Workload.from_params(params["workload"])})
 
 
 def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:

@@ -117,6 +117,20 @@ class Api(Protocol):
         """Returns the server's own counters of tokens; None where it does not publish them."""
         ...
 
+    def longest_request(
+        self, args: Mapping[str, Any], model_config: Mapping[str, Any]
+    ) -> int | None:
+        """Returns the tokens of the longest request, prompt and answer, that a server takes.
+
+        Args:
+            args: The arguments that it is launched with.
+            model_config: Content of the model's ``config.json``; empty where it is not known.
+
+        Returns:
+            The number; None where neither tells. Less memory may take less.
+        """
+        ...
+
 
 class Engine(Api, Protocol):
     """A serving engine that leverbench can launch, and talks to by its own endpoints."""

@@ -104,6 +104,12 @@ class OpenAICompatible:
         """Returns None: the counters have another name with each engine."""
         return None
 
+    def longest_request(
+        self, args: Mapping[str, Any], model_config: Mapping[str, Any]
+    ) -> int | None:
+        """Returns None: what becomes of a model's own limit is another with each engine."""
+        return None
+
 
 def _first_model(at: Address, timeout_s: float) -> dict[str, Any]:
     answer = fetch_json(at, "/v1/models", timeout_s)

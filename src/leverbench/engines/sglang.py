@@ -64,6 +64,15 @@ _IMPORT_TIMEOUT_S = 600
 # Arguments whose field no other module of that version mentions, by a search of its sources.
 _UNREAD = {"num-continuous-decode-steps": "0.5.23"}
 
+# Keys of a model's configuration that tell its context length, the first one first.
+_CONTEXT_LENGTHS = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_position_embeddings",
+)
+
 # Flags that newer versions call otherwise.
 _RENAMED = {
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
@@ -307,6 +316,16 @@ class SGLang:
                 totals[key] = totals.get(key, 0.0) + float(match[2])
         return totals or None
 
+    def longest_request(
+        self, args: Mapping[str, Any], model_config: Mapping[str, Any]
+    ) -> int | None:
+        """Reads ``context-length``, else the model's own, by 0.5.23's rules.
+
+        Of the context the scheduler keeps two positions (``max_req_len``, and one below it).
+        """
+        context = args.get("context-length") or _context_length(model_config)
+        return int(context) - 2 if isinstance(context, (int, float)) else None
+
     def start_profile(
         self, at: Address, output_dir: Path, steps: int, devices: Sequence[str], timeout_s: float
     ) -> None:
@@ -385,6 +404,18 @@ def _renamed(at: Address, name: str, timeout_s: float) -> dict[str, Any]:
         if error.status != 404:
             raise
         return fetch_json(at, f"/get_{name}", timeout_s)
+
+
+def _context_length(model_config: Mapping[str, Any]) -> float | None:
+    """Does as ``get_context_length`` of SGLang's ``hf_transformers``; None without any length."""
+    text = {**model_config, **(model_config.get("text_config") or {})}
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    factor = rope.get("factor") or 1
+    if "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3":
+        factor = 1
+    known = (text[key] for key in _CONTEXT_LENGTHS if isinstance(text.get(key), (int, float)))
+    length = next(known, None)
+    return None if length is None else float(factor * length)
 
 
 def _installed() -> tuple[str, str]:

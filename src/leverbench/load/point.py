@@ -1,5 +1,6 @@
 """One measured point: probe, warm up, measure, probe again, judge, record."""
 
+import math
 import re
 import sys
 import time
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
+from leverbench.campaign.model import FILE
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience, Point
 from leverbench.clock import Clock
 from leverbench.load.client import run_window
+from leverbench.load.endpoint import Request
 from leverbench.load.metrics import point_metrics
+from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.requests_table import write_no_requests, write_requests
 from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared
 from leverbench.load.window import Window
@@ -33,6 +37,8 @@ from leverbench.serving.strangers import cpu_use
 
 # More requests than the warm-up's rate asks for: a measured window may run faster.
 _WINDOW_MARGIN = 1.5
+# One wave alone would be ramp-up and drain.
+_WARM_UP_WAVES = 2
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def bench(
         "requests_planned": point.requests,
         "digests": {
             "launch": records.digest(dict(launch_params)),
-            "workload": records.digest(asdict(point.workload)),
+            "workload": records.digest(point.workload.as_params()),
         },
     }
     folder = f"{launch.campaign}/{launch.variant}/s{launch.session}/{point.workload_name}"
@@ -97,8 +103,12 @@ def bench(
     began = time.monotonic()
     try:
         require_started(started)
+        least = max(point.requests, _WARM_UP_WAVES * point.concurrency)
+        prompts = prompts_for(launch, point.workload_name, point.workload, least)
         measured = attempt_twice(
-            lambda: _measure(launch, point, patience, started["recovery"], about), account, about
+            lambda: _measure(launch, point, patience, started["recovery"], about, prompts),
+            account,
+            about,
         )
     except LastingFailure as failure:
         write_no_requests(requests, about)
@@ -126,6 +136,7 @@ def _measure(
     patience: Patience,
     recovery: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
+    prompts: Prompts | None,
 ) -> _Measured:
     with open_session(launch, patience, recovery, measured=True) as session:
         clock = Clock()
@@ -133,11 +144,9 @@ def _measure(
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the point: {before['answer']!r}")
         clock.lap("probe_before")
-        warm_up, rate = _warm_up(session, launch, point, patience)
+        warm_up, pace = _warm_up(session, launch, point, patience, prompts)
         clock.lap("warm_up")
-        count = max(point.requests, point.concurrency * _waves(point, rate))
-        seed = _seed(session, launch, point, "measured")
-        asked = make_requests(point.workload, count, session.facts.vocabulary, seed)
+        asked = _requests(session, launch, point, pace, prompts)
         endpoint = session.api.endpoint(session.address)
         session.flush_cache()
         counters_before = session.api.counters(session.address, ASK_TIMEOUT_S)
@@ -164,7 +173,7 @@ def _measure(
             window,
             metrics,
             min_window_s=point.min_window_s,
-            prefix_hits_expected=False,
+            prefix_hits_expected=point.workload.shares_prefixes,
             cache_flushed=session.may_flush,
         )
     )
@@ -192,10 +201,14 @@ def _measure(
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
     if reasons:
+        detail = "; ".join(INVALID[reason].meaning for reason in reasons)
+        if compiled:
+            detail += f" ({compiled})"
+        if InvalidReason.WINDOW_TOO_SHORT in reasons and prompts and len(asked) == len(prompts):
+            detail += f" ({point.workload.path} has no more than {len(prompts)} requests)"
         raise PassingFailure(
             cause=reasons[0],
-            detail="; ".join(INVALID[reason].meaning for reason in reasons)
-            + (f" ({compiled})" if compiled else ""),
+            detail=detail,
             retry=all(INVALID[reason].retry for reason in reasons),
             row=_row(about, launch, point, measured),
         )
@@ -228,25 +241,36 @@ def _seed(session: Session, launch: Launch, point: Point, phase: str) -> list[ob
 
 
 def _warm_up(
-    session: Session, launch: Launch, point: Point, patience: Patience
-) -> tuple[dict[str, Any], float]:
+    session: Session, launch: Launch, point: Point, patience: Patience, prompts: Prompts | None
+) -> tuple[dict[str, Any], Window]:
     """Runs windows at the measured shape until two successive ones agree.
 
     Returns:
-        The record of the warm-up, and the last window's rate in requests per second.
+        The record of the warm-up, and its last window.
     """
     rates: list[float] = []
     tok_per_s: list[float] = []
     agreed = False
-    # Two waves: one wave alone would be ramp-up and drain.
-    count = 2 * point.concurrency
+    count = _WARM_UP_WAVES * point.concurrency
+    # Windows of other lengths, or of other lines of a file, could not be expected to agree.
+    shape = _seed(session, launch, point, "warm-up")
     endpoint = session.api.endpoint(session.address)
     while not agreed and len(rates) < point.max_warm_up_windows:
         phase = f"warm-up-{len(rates) + 1}"
         seed = _seed(session, launch, point, phase)
+        if point.workload.dataset == FILE:
+            # The same prompts in each window.
+            session.flush_cache()
         window = run_window(
             endpoint,
-            make_requests(point.workload, count, session.facts.vocabulary, seed),
+            make_requests(
+                point.workload,
+                count,
+                session.facts.vocabulary,
+                seed,
+                prompts,
+                shape_parts=shape,
+            ),
             point.concurrency,
             request_timeout_s=patience.request_s,
         )
@@ -258,16 +282,47 @@ def _warm_up(
                 InvalidReason.FAILED_REQUESTS, f"in warm-up: {errors[0]}", retry=False
             )
         rates.append(len(done) / window.duration_s)
-        tok_per_s.append(rates[-1] * point.workload.output_tokens)
+        tok_per_s.append(sum(row.output_tokens_asked for row in done) / window.duration_s)
         if len(rates) > 1:
             agreed = abs(rates[-1] / rates[-2] - 1) < point.warm_up_agreement
-    return {"windows_tok_per_s": tok_per_s, "agreed": agreed}, rates[-1]
+    return {"windows_tok_per_s": tok_per_s, "agreed": agreed}, window
 
 
-def _waves(point: Point, requests_per_s: float) -> int:
-    """Returns how many waves of C requests fill the shortest window at the warm-up's rate."""
-    needed = requests_per_s * point.min_window_s * _WINDOW_MARGIN
-    return int(-(-needed // point.concurrency))
+def _requests(
+    session: Session, launch: Launch, point: Point, warm_up: Window, prompts: Prompts | None
+) -> list[Request]:
+    """Draws the requests of the measured window: enough to fill the shortest one that counts.
+
+    At the pace of the last warm-up window, in waves of C; of a file, at most all.
+    """
+    seed = _seed(session, launch, point, "measured")
+    rate = len(warm_up.rows) / warm_up.duration_s
+    needed = rate * point.min_window_s * _WINDOW_MARGIN
+    count = max(point.requests, point.concurrency * _waves(needed, point))
+    while True:
+        count = min(count, len(prompts)) if prompts else count
+        asked = make_requests(point.workload, count, session.facts.vocabulary, seed, prompts)
+        share = _expected_s(asked, warm_up) / (point.min_window_s * _WINDOW_MARGIN)
+        if point.workload.is_even or share >= 1 or (prompts and count == len(prompts)):
+            return asked
+        # These happen to be shorter than the warm-up's.
+        count = point.concurrency * _waves(max(count + 1, count / share), point)
+
+
+def _waves(requests: float, point: Point) -> int:
+    return math.ceil(requests / point.concurrency)
+
+
+def _expected_s(asked: Sequence[Request], warm_up: Window) -> float:
+    """Returns how long requests of any lengths take at least, at the pace of another window.
+
+    Whether time goes with the prompts' tokens or with the answers', it is the smaller share.
+    """
+    inputs = sum(len(request.input_ids) for request in asked)
+    outputs = sum(request.output_tokens for request in asked)
+    then_inputs = sum(row.input_tokens for row in warm_up.rows)
+    then_outputs = sum(row.output_tokens_asked for row in warm_up.rows)
+    return min(inputs / then_inputs, outputs / then_outputs) * warm_up.duration_s
 
 
 def _compiled(pattern: re.Pattern[str], log: str) -> str | None:

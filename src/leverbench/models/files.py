@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from leverbench.errors import LeverbenchError
 
@@ -36,22 +37,7 @@ def model_facts(path: Path, token_ids: tuple[int, int] | None = None) -> ModelFa
         LeverbenchError: There is no folder, or no readable ``config.json`` in it, or nothing of
             the vocabulary is left.
     """
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except FileNotFoundError:
-        raise LeverbenchError(
-            "there is no model here (no config.json)",
-            where=str(path),
-            cure=(
-                "Set model.path in the campaign to the folder of the model; one that the workflow"
-                " makes comes with: .venv/bin/snakemake --cores 8 models/NAME/model.json"
-            ),
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise LeverbenchError(
-            f"unreadable model configuration ({error!r})", where=str(path / "config.json")
-        ) from None
+    size = vocabulary_size(path)
     special = _special_ids(path / "tokenizer.json")
     first, last = token_ids or (0, size - 1)
     ids = tuple(id for id in range(first, min(last + 1, size)) if id not in special)
@@ -62,6 +48,41 @@ def model_facts(path: Path, token_ids: tuple[int, int] | None = None) -> ModelFa
             cure=f"It has {size}, from 0; correct model.token_ids, or remove it.",
         )
     return ModelFacts(_digest(path), ids)
+
+
+def vocabulary_size(path: Path) -> int:
+    """Returns the number of token ids of a model, special ones included; errors as above."""
+    try:
+        config = read_config(path)
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the content of a model's ``config.json``; errors as above."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LeverbenchError(
+            "there is no model here (no config.json)",
+            where=str(path),
+            cure=(
+                "Set model.path in the campaign to the folder of the model; one that the workflow"
+                " makes comes with: .venv/bin/snakemake --cores 8 models/NAME/model.json"
+            ),
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if not isinstance(config, dict):
+        raise _unreadable(path, TypeError("not a JSON object"))
+    return config
+
+
+def _unreadable(path: Path, error: Exception) -> LeverbenchError:
+    return LeverbenchError(
+        f"unreadable model configuration ({error!r})", where=str(path / "config.json")
+    )
 
 
 def _special_ids(tokenizer: Path) -> set[int]:

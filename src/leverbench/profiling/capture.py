@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from leverbench.engines import NoAnswer
 from leverbench.errors import LeverbenchError
 from leverbench.load.client import LoadFailed, UnderLoad, do_under_load, run_window
 from leverbench.load.endpoint import Request
+from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.validity import INVALID, InvalidReason
 from leverbench.load.workload import make_requests
 from leverbench.profiling.table import Row, make_table, summarise, write_table
@@ -80,7 +81,7 @@ def profile(
         "steps_asked": asked.steps,
         "digests": {
             "launch": records.digest(dict(launch_params)),
-            "workload": records.digest(asdict(asked.workload)),
+            "workload": records.digest(asked.workload.as_params()),
         },
     }
     folder = summary.parent
@@ -88,8 +89,9 @@ def profile(
     began = time.monotonic()
     try:
         require_started(started)
+        prompts = prompts_for(launch, asked.workload_name, asked.workload, asked.concurrency)
         captured = attempt_twice(
-            lambda: _profile_once(launch, asked, patience, started["recovery"], folder),
+            lambda: _profile_once(launch, asked, patience, started["recovery"], folder, prompts),
             attempts / asked.workload_name / f"c{asked.concurrency}.jsonl",
             about,
         )
@@ -133,13 +135,19 @@ def _profile_once(
     patience: Patience,
     recovery: Sequence[Mapping[str, Any]],
     folder: Path,
+    prompts: Prompts | None,
 ) -> Captured:
     with open_session(launch, patience, recovery, measured=True) as session:
-        return capture(session, launch, asked, patience, folder)
+        return capture(session, launch, asked, patience, folder, prompts)
 
 
 def capture(
-    session: Session, launch: Launch, asked: ProfileSlice, patience: Patience, folder: Path
+    session: Session,
+    launch: Launch,
+    asked: ProfileSlice,
+    patience: Patience,
+    folder: Path,
+    prompts: Prompts | None = None,
 ) -> Captured:
     """Profiles a running server and puts its traces into a folder, in the place of older ones.
 
@@ -158,9 +166,9 @@ def capture(
         if not before["right"]:
             raise LastingFailure(Outcome.PROBE_WRONG, f"before the profile: {before['answer']!r}")
         clock.lap("probe_before")
-        _warm_up(session, launch, asked, patience)
+        _warm_up(session, launch, asked, patience, prompts)
         clock.lap("warm_up")
-        recorded = _record_steps(session, launch, asked, patience, output)
+        recorded = _record_steps(session, launch, asked, patience, output, prompts)
         session.server.check_alive()
         clock.lap("recording")
         traces = _read(recorded.result.paths)
@@ -219,13 +227,19 @@ def _seed(session: Session, launch: Launch, asked: ProfileSlice, phase: str) -> 
     return [*window, *session.nonce]
 
 
-def _warm_up(session: Session, launch: Launch, asked: ProfileSlice, patience: Patience) -> None:
+def _warm_up(
+    session: Session,
+    launch: Launch,
+    asked: ProfileSlice,
+    patience: Patience,
+    prompts: Prompts | None,
+) -> None:
     """Runs one wave: what is compiled at the first use is not to be in the profile."""
     vocabulary = session.facts.vocabulary
     seed = _seed(session, launch, asked, "profile-warm-up")
     window = run_window(
         session.engine.endpoint(session.address),
-        make_requests(asked.workload, asked.concurrency, vocabulary, seed),
+        make_requests(asked.workload, asked.concurrency, vocabulary, seed, prompts),
         asked.concurrency,
         request_timeout_s=patience.request_s,
     )
@@ -244,7 +258,12 @@ class _Recorded:
 
 
 def _record_steps(
-    session: Session, launch: Launch, asked: ProfileSlice, patience: Patience, output: Path
+    session: Session,
+    launch: Launch,
+    asked: ProfileSlice,
+    patience: Patience,
+    output: Path,
+    prompts: Prompts | None,
 ) -> UnderLoad[_Recorded]:
     """Has a server record decode steps while its slots are busy, and waits for the traces."""
     engine, address, devices = session.engine, session.address, (_device(session),)
@@ -264,7 +283,7 @@ def _record_steps(
     try:
         return do_under_load(
             engine.endpoint(address),
-            _requests_without_end(session, launch, asked),
+            _requests_without_end(session, launch, asked, prompts),
             asked.concurrency,
             record,
             request_timeout_s=patience.request_s,
@@ -280,11 +299,12 @@ def _record_steps(
 
 
 def _requests_without_end(
-    session: Session, launch: Launch, asked: ProfileSlice
+    session: Session, launch: Launch, asked: ProfileSlice, prompts: Prompts | None
 ) -> Iterator[Request]:
     for wave in itertools.count(1):
         seed = _seed(session, launch, asked, f"profile-{wave}")
-        yield from make_requests(asked.workload, asked.concurrency, session.facts.vocabulary, seed)
+        vocabulary = session.facts.vocabulary
+        yield from make_requests(asked.workload, asked.concurrency, vocabulary, seed, prompts)
 
 
 def _await_traces(

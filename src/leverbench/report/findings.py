@@ -9,6 +9,7 @@ from leverbench.analysis.measurements import row_name
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
 from leverbench.analysis.verdicts import PRIMARY, Word, interval_text, verdict_text
+from leverbench.campaign.model import RANDOM_IDS
 from leverbench.report.profiles import Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
@@ -52,6 +53,7 @@ def findings(summary: Summary) -> list[Finding]:
         _noise,
         _controls,
         _drift,
+        _accept_length,
         _relaunched,
         _profiled,
         _not_profiled,
@@ -411,6 +413,21 @@ def _drift(summary: Summary) -> Iterator[Finding]:
         f" {found.high:+.1%}) over {found.hours:.1f} hours; blocks take it out of the verdicts."
     )
     yield Finding("drift", text, ())
+
+
+def _accept_length(summary: Summary) -> Iterator[Finding]:
+    told: dict[str, list[str]] = {}
+    for row in summary.valid:
+        dataset = summary.plan["workloads"][row["workload"]]["dataset"]
+        if row["accept_length"] is not None and dataset == RANDOM_IDS:
+            told.setdefault(row["workload"], []).append(row_name(row))
+    for workload, rows in told.items():
+        text = (
+            f"Accept lengths under {workload} were measured on random token ids: they, and what"
+            " speculation gains there, do not represent text. A workload of a file of real prompts"
+            " shows that."
+        )
+        yield Finding("accept length", text, tuple(rows))
 
 
 def _relaunched(summary: Summary) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from leverbench.analysis.measurements import command, placement_text, row_name
 from leverbench.analysis.ratios import GOODPUT, concurrencies, metrics_of
 from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.analysis.verdicts import interval_text, verdict_text
+from leverbench.campaign.model import FILE
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
 from leverbench.report.findings import (
@@ -89,6 +90,7 @@ def _environment(**options: Any) -> Environment:
         "text": as_text,
         "first_line": first_line,
         "session_names": session_names,
+        "workload": _workload,
     }
     return environment
 
@@ -131,6 +133,19 @@ def _context(summary: Summary) -> dict[str, Any]:
         "has_accept_length": any(row["accept_length"] is not None for row in rows),
         "short": len(plan["workloads"]) == 1,
     }
+
+
+def _workload(workload: Mapping[str, Any]) -> str:
+    """Returns a workload of the plan in words."""
+    if workload["dataset"] == FILE:
+        return f"{workload['path']} (SHA-256 {workload['content'][:12]}), a line a request"
+    lengths = (workload["input_tokens"], workload["output_tokens"])
+    told, answer = (f"{n[0]} to {n[1]}" if isinstance(n, list) else str(n) for n in lengths)
+    text = f"{workload['dataset']}, {told} tokens in, {answer} out"
+    if shared := workload.get("shared_prefix"):
+        text += f", the first {shared['tokens']} of each prompt one of "
+        text += counted(shared["groups"], "prefix", "prefixes")
+    return text
 
 
 def _engine(summary: Summary) -> str:

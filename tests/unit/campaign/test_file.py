@@ -1,12 +1,21 @@
 """Reading campaign files: defaults, overrides, and one message for each mistake."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 from unit.campaign.campaign_files import HEAD, family, load, refusal
 
 from leverbench.campaign.file import load_campaign
-from leverbench.campaign.model import Agreement, Attach, Profile, RecoveryStep
+from leverbench.campaign.model import (
+    Agreement,
+    Attach,
+    Profile,
+    RecoveryStep,
+    SharedPrefix,
+    Workload,
+)
 from leverbench.errors import LeverbenchError
 
 ATTACHED = """\
@@ -369,3 +378,73 @@ def test_an_address_that_may_hold_a_password_is_refused_and_not_repeated(tmp_pat
     assert message.startswith(("c.yaml:7: variants.a.attach", "c.yaml:6: a: attach"))
     assert "no address that can be used" in message
     assert "abc" not in message
+
+
+RANDOM = "{random: {dataset: random-ids, input_tokens: 4, output_tokens: 8}}"
+
+
+def test_what_a_workload_may_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jsonl").write_text("not read here")
+    prefix = "shared_prefix: {tokens: 3, groups: 2}"
+    written = f"""
+  mixed: {{dataset: random-ids, input_tokens: [4, 9], output_tokens: 8}}
+  shared: {{dataset: random-ids, input_tokens: [4, 9], output_tokens: 8, {prefix}}}
+  chat: {{dataset: file, path: chat.jsonl}}
+"""
+
+    campaign = load(tmp_path, head=HEAD.replace(RANDOM, written))
+    mixed, shared, chat = campaign.workloads.values()
+
+    assert mixed == Workload("random-ids", (4, 9), 8)
+    assert shared == Workload("random-ids", (4, 9), 8, SharedPrefix(3, 2))
+    assert (mixed.is_even, mixed.longest, mixed.shares_prefixes) == (False, 17, False)
+    assert (shared.shares_prefixes, chat.shares_prefixes) == (True, True)
+    assert (chat.path, chat.content) == ("chat.jsonl", hashlib.sha256(b"not read here").hexdigest())
+    for workload in (mixed, shared, chat):
+        params = json.loads(json.dumps(workload.as_params()))
+        assert Workload.from_params(params) == workload
+        assert None not in params.values()
+    # What older campaigns can say is digested as it always was.
+    plain = load(tmp_path).workloads["random"].as_params()
+    assert plain == {"dataset": "random-ids", "input_tokens": 4, "output_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{dataset: random-ids, input_tokens: 4}", "workloads.w: output_tokens is missing"),
+        ("{dataset: random-ids, input_tokens: [9, 4], output_tokens: 8}", "4 is not above 9"),
+        ("{dataset: random-ids, input_tokens: [4], output_tokens: 8}", "input_tokens: [4] is"),
+        ("{dataset: random-ids, input_tokens: 4, output_tokens: [1, 8]}", "1 is less than"),
+        (
+            "{dataset: random-ids, input_tokens: 4, output_tokens: 8, path: a}",
+            "random ids come from no file",
+        ),
+        (
+            "{dataset: random-ids, input_tokens: [4, 8], output_tokens: 8,"
+            " shared_prefix: {tokens: 4, groups: 1}}",
+            "a prompt of 4 tokens has no room for a prefix of 4 and a token of its own",
+        ),
+        ("{dataset: file}", "workloads.w: a file needs a path"),
+        ("{dataset: file, path: a, output_tokens: 8}", "output_tokens is for random ids"),
+        ("{dataset: file, path: no/such.jsonl}", "no/such.jsonl cannot be read (No such file"),
+    ],
+)
+def test_a_workload_that_is_none_is_one_message_with_its_line(tmp_path, written, said):
+    message = refusal(tmp_path, head=HEAD.replace(RANDOM, f"{{w: {written}}}"))
+
+    assert message.startswith("c.yaml:4: ")
+    assert said in message
+
+
+def test_files_are_refused_for_servers_whose_cache_may_not_be_emptied(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text("")
+    head = ATTACHED.replace(RANDOM, f"{{chat: {{dataset: file, path: {path}}}}}")
+    server = 'a: {attach: {url: "http://127.0.0.1:30000", flush_cache: %s}}\n'
+
+    message = refusal(tmp_path, server % "false", head)
+
+    assert message.startswith("c.yaml:4: workloads.chat: the prompts of a file come again")
+    assert load(tmp_path, server % "true", head).workloads["chat"].content

@@ -329,3 +329,27 @@ def test_the_log_tells_of_recordings():
     ):
         assert pattern.findall(f"{start}\n{done}\n") == pattern.findall(line)
         assert len(pattern.findall(line)) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "config", "longest"),
+    [
+        ({}, {"max_position_embeddings": 4096}, 4094),
+        ({"context-length": 1000}, {"max_position_embeddings": 4096}, 998),
+        ({"context-length": 1000}, {}, 998),
+        ({}, {"text_config": {"max_position_embeddings": 512}}, 510),
+        ({}, {"max_position_embeddings": 4096, "rope_scaling": {"factor": 4.0}}, 16382),
+        (
+            {},
+            {
+                "max_position_embeddings": 4096,
+                "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 1024},
+            },
+            4094,
+        ),
+        ({}, {"max_position_embeddings": 4096, "rope_scaling": None}, 4094),
+        ({}, {"vocab_size": 10}, None),
+    ],
+)
+def test_the_longest_request_by_argument_or_model(args, config, longest):
+    assert get_engine("sglang").longest_request(args, config) == longest

@@ -321,6 +321,35 @@ def test_several_workloads_and_several_machines_are_told_apart(campaign, undrawn
     assert len(page.ids) == len(set(page.ids))
 
 
+def test_workloads_are_told_in_words(campaign, undrawn):
+    plan = read_record(campaign.plan)
+    lengths = {"dataset": "random-ids", "input_tokens": [600, 900], "output_tokens": 64}
+    plan["workloads"] |= {
+        "shared": {**lengths, "shared_prefix": {"tokens": 512, "groups": 1}},
+        "chat": {"dataset": "file", "path": "<b>.jsonl", "content": "a" * 64},
+    }
+    write_record(campaign.plan, plan)
+    page, _ = render(campaign)
+    shared = "600 to 900 tokens in, 64 out, the first 512 of each prompt one of 1 prefix"
+    assert f"Workload shared: random-ids, {shared}." in page.text
+    assert "Workload chat: <b>.jsonl (SHA-256 aaaaaaaaaaaa), a line a request." in page.text
+
+
+def test_accept_lengths_of_random_ids_are_said_not_to_represent_text(campaign, undrawn):
+    plan = read_record(campaign.plan)
+    plan["workloads"]["chat"] = {"dataset": "file", "path": "c.jsonl", "content": "a" * 64}
+    write_record(campaign.plan, plan)
+    for workload in ("random", "chat"):
+        path = campaign.point("float32", 1, 16)
+        record = read_record(path) | {"workload": workload}
+        record["metrics"]["accept_length"] = 1.7
+        write_record(path.parent.parent / workload / path.name, record)
+    _, findings = render(campaign)
+    assert findings.count("do not represent text") == 1
+    _, _, after = findings.partition("Accept lengths under random were measured on random")
+    assert after.splitlines()[1] == "  Rows: float32/s1/random/c16."
+
+
 def test_the_command_names_the_campaigns_file_quoted_and_no_sessions_of_its_own(campaign, undrawn):
     write_record(
         campaign.plan, read_record(campaign.plan) | {"file": "my files/a.yaml", "overrides": {}}

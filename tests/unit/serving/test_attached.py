@@ -1,7 +1,8 @@
 """Servers that others started: measured through the stages, and left as they were."""
 
+import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,16 @@ def server(project: Path) -> Iterator[ScriptedServer]:
         yield server
 
 
-def campaign(url: str, *, variants: dict[str, Any] | None = None, **attach: Any) -> Campaign:
+RANDOM = {"dataset": "random-ids", "input_tokens": 50, "output_tokens": 5}
+
+
+def campaign(
+    url: str,
+    *,
+    variants: dict[str, Any] | None = None,
+    workload: Mapping[str, Any] = RANDOM,
+    **attach: Any,
+) -> Campaign:
     """Writes and reads a campaign of two concurrencies that is attached to a server."""
     file = Path("campaign.yaml")
     content = {
@@ -59,7 +69,7 @@ def campaign(url: str, *, variants: dict[str, Any] | None = None, **attach: Any)
         "engine": {"name": "sglang"},
         "attach": {"url": url, **attach},
         "variants": variants or {"a": {}},
-        "workloads": {"random": {"dataset": "random-ids", "input_tokens": 50, "output_tokens": 5}},
+        "workloads": {"random": dict(workload)},
         "ladder": {1: 2, 2: 4},
         "limits": {"min_window_s": 0.2, "warm_up_agreement": 0.9, "request_timeout_s": 20},
         "profile": {"concurrency": []},
@@ -346,3 +356,27 @@ def test_a_server_on_this_host_is_profiled_without_its_log(server):
     assert server.log  # which nobody here can read
     prompts = [tuple(generation.input_ids) for generation in server.generations]
     assert len(set(prompts)) == len(prompts)
+
+
+def test_a_file_of_token_ids_is_measured_without_a_model_and_text_is_not(server):
+    file = {"dataset": "file", "path": "ids.jsonl"}
+    lines = [{"input_ids": [n, n + 1], "output_tokens": 3 + n % 3} for n in range(1, 21)]
+    Path("ids.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    attached = campaign(server.url, workload=file, flush_cache=True)
+    preflight(attached, Path())
+    serve(attached)
+    point = bench(attached)
+
+    assert point["valid"]
+    # Before each warm-up window, which all have the same prompts, and before the measured one.
+    assert server.flushes == len(point["warm_up"]["windows_tok_per_s"]) + 1
+    first, second = (server.generations[n : n + 4] for n in (0, 4))
+    assert sorted(g.input_ids for g in first) == sorted(g.input_ids for g in second)
+    measured = server.generations[-point["num_requests"] :]
+    sent = [(*generation.input_ids, generation.asked) for generation in measured]
+    assert len(set(sent)) == len(sent)
+    assert set(sent) <= {(n, n + 1, 3 + n % 3) for n in range(1, 21)}
+
+    Path("ids.jsonl").write_text('{"prompt": "Hello", "output_tokens": 3}\n' * 20)
+    with pytest.raises(LeverbenchError, match=r"ids\.jsonl:1: text needs the model's own"):
+        preflight(campaign(server.url, workload=file, flush_cache=True), Path())
