@@ -81,6 +81,7 @@ class Variant:
         engine: The resolved settings.
         delta: What differs from the parent: ``{"args.dtype": [old, new]}``.
         cross: The two variants whose levers it combines, its parent first; else empty.
+        touches: Categories of a profile that its levers touch, where the file says so.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Variant:
     engine: Engine
     delta: Mapping[str, tuple[Any, Any]]
     cross: tuple[str, ...] = ()
+    touches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

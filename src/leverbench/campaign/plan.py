@@ -112,6 +112,7 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
                 "engine": asdict(variant.engine),
                 "delta": {key: list(change) for key, change in variant.delta.items()},
                 "cross": list(variant.cross),
+                "touches": list(variant.touches),
             }
             for name, variant in campaign.variants.items()
         },

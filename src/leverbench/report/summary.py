@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.ceilings import Ceiling, Shares, ceilings
 from leverbench.analysis.measurements import (
     Hole,
     Row,
@@ -22,6 +23,7 @@ from leverbench.analysis.ratios import (
     Ratio,
     Spread,
     applied_levers,
+    concurrencies,
     matched_controls,
     ratios,
     read_launches,
@@ -29,7 +31,12 @@ from leverbench.analysis.ratios import (
 )
 from leverbench.analysis.settings import MatchedControl, steps_text
 from leverbench.records import read_record
-from leverbench.report.profiles import ProfileHole, ProfileTable, read_profiles
+from leverbench.report.profiles import (
+    ProfileHole,
+    ProfileTable,
+    decode_shares,
+    read_profiles,
+)
 from leverbench.serving.failures import SUCCESSES
 
 
@@ -64,6 +71,8 @@ class Summary:
         failed_sessions: By variant and session that has no server: how it ended, and what
             recovery steps were tried.
         profiles: A table for each workload and concurrency that is profiled.
+        shares: Shares of decode time by category, a record's profiles included.
+        ceilings: What levers can give at most, where a profile tells.
         machines: The values seen of each entry of the machine's fingerprint.
         versions: The values seen of each version, of where servers ran, and of recovery steps.
         order: ``(variant, session)`` in the order of their first rows.
@@ -79,6 +88,8 @@ class Summary:
     holes: Sequence[Hole]
     failed_sessions: Mapping[tuple[str, int], str]
     profiles: Sequence[ProfileTable]
+    shares: Sequence[Shares]
+    ceilings: Sequence[Ceiling]
     planned: int
     measured: int
     best: Best | None
@@ -107,6 +118,11 @@ class Summary:
         return list(self.plan["devices"]) == ["attached"]
 
     @property
+    def imported(self) -> Mapping[str, Any] | None:
+        """What an import noted of the record of others that it read; None for a campaign."""
+        return self.plan.get("imported")
+
+    @property
     def recovered(self) -> dict[str, list[str]]:
         """By variant: the settings beside its lever in which recovery made it differ."""
         found: dict[str, dict[str, None]] = {}
@@ -132,6 +148,12 @@ class Summary:
         """Returns the rows that a variant's figures at a point are made from."""
         cell = (variant, workload, concurrency)
         return newest([row for row in self.rows if _cell(row) == cell])
+
+    def mean(self, metric: str, variant: str, workload: str, concurrency: int) -> float | None:
+        """Returns a metric's mean over the sessions of a point; None where there is no data."""
+        pooled = self.pooled(variant, workload, concurrency)
+        values = [row[metric] for row in pooled if row[metric] is not None]
+        return statistics.fmean(values) if values else None
 
     def unlike_newest(self, row: Row) -> list[str]:
         """Returns in which conditions a valid row differs from the rows that are pooled."""
@@ -169,6 +191,8 @@ def summarise(
         (row["started_at"], row["variant"], row["session"]) for row in rows if row["started_at"]
     )
     found = ratios(plan, rows, applied, launches)
+    profiles = read_profiles(plan, profile_paths)
+    shares = decode_shares(plan, profiles)
     return Summary(
         plan=plan,
         rows=rows,
@@ -179,7 +203,9 @@ def summarise(
         controls=matched_controls(plan, rows, launches, found),
         holes=holes(plan, rows),
         failed_sessions=_failed_sessions(plan, plan_path.parent),
-        profiles=read_profiles(plan, profile_paths),
+        profiles=profiles,
+        shares=shares,
+        ceilings=ceilings(plan, concurrencies(plan, rows), shares),
         planned=len(planned),
         measured=len(valid.intersection(planned)),
         best=_best([row for row in rows if applied[row["variant"]].state != "not applied"]),

@@ -579,3 +579,31 @@ def test_a_variant_added_later_says_with_what_it_was_measured(campaign, undrawn)
         "float32 was added later: its sessions are s3, s4, beside fresh launches of baseline."
     )
     assert sentence in findings
+
+
+def test_a_ceiling_stands_beside_the_ratio_and_a_gain_above_it_is_called_out(campaign, undrawn):
+    campaign.alter_variant("float32", touches=["gemm"])
+    campaign.alter(
+        campaign.profile("baseline"),
+        categories=[
+            {"category": name, "share": share, "self_us": 1.0}
+            for name, share in (("attention", 0.6), ("gemm", 0.2), ("other", 0.2))
+        ],
+    )
+    page, findings = render(campaign)
+
+    # 1 / (1 - 0.2); the profile is of C=16 alone.
+    told = "C=16: 1.250 for args.dtype (gemm 20.0 % in baseline/profile/random/c16)"
+    assert told in page.text
+    assert "| 1.250 for args.dtype |" in findings
+    assert "above the ceiling of args.dtype: gemm 20.0% of decode time" in findings
+    assert "float32 measured a gain of" in findings
+    # Of what is left: 0.6 + 0.2 of the time, without what no category claims.
+    assert "Without attention (60.0%) and gemm (20.0%) altogether" in findings
+
+
+def test_without_a_known_share_there_is_no_ceiling(whole):
+    _, page, findings = whole
+
+    assert "Ceiling" not in page.text
+    assert "**ceiling**" not in findings
