@@ -42,7 +42,8 @@ def effect(ratio: float, verdict: str | None, margin: float = DEFAULT_MARGIN) ->
     """
     if verdict is not None:
         return _OF_VERDICT.get(verdict)
-    if abs(math.log(ratio)) <= math.log1p(margin):
+    # The margin itself is inside it, whatever the last bit of its logarithm.
+    if abs(math.log(ratio)) <= math.log1p(margin) + 1e-12:
         return NOTHING
     return GAIN if ratio > 1 else LOSS
 
