@@ -1,8 +1,9 @@
-"""The command line: what a campaign would do, without doing it; and verdicts on any table."""
+"""The command line: plans and checks of campaigns, verdicts on any table, records of others."""
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from leverbench.errors import LeverbenchError
 from leverbench.project import DEFAULT_CAMPAIGN, ignored, preflight, read_project
@@ -24,10 +25,13 @@ def main() -> None:
     command.add_argument("--out", type=Path, default=Path("verdicts.json"), help="file to write")
     command.add_argument("--until", action="store_true", help="one of several looks: judge at 1%%")
     command.add_argument("--equal-within", type=float, default=0.03, help="margin of equal (0.03)")
+    _add_import(commands)
     arguments = parser.parse_args()
     try:
         if arguments.command == "analyse":
             _analyse(arguments.table, arguments.out, arguments.until, arguments.equal_within)
+        elif arguments.command == "import":
+            _import(arguments)
         else:
             _campaign(arguments.command, arguments.campaign)
     except LeverbenchError as error:
@@ -47,15 +51,17 @@ def _campaign(command: str, file: str) -> None:
 def _analyse(table: Path, out: Path, until: bool, margin: float) -> None:
     # scipy is slow to import: the other commands do without.
     from leverbench.analysis import write_verdicts
-    from leverbench.analysis.measurements import read_rows
-    from leverbench.analysis.verdicts import PRIMARY, judge, table_design, verdict_line
+    from leverbench.analysis.verdicts import PRIMARY, Design, judge, level, verdict_line
+    from leverbench.imports.measurement_table import read_measurement_tables
 
     if not 0 < margin <= 0.5:
         raise LeverbenchError(
             f"--equal-within {margin:g} is no share", cure="Say one above 0, up to 0.5."
         )
-    rows = read_rows(table)
-    verdicts = judge(rows, table_design(rows, until=until, margin=margin))
+    record = read_measurement_tables([table])
+    parents = {name: variant.parent for name, variant in record.variants.items()}
+    design = Design(parents, level=level(until=until), margin=margin)
+    verdicts = judge(record.rows, design)
     try:
         write_verdicts(out, verdicts)
     except OSError as error:
@@ -66,3 +72,44 @@ def _analyse(table: Path, out: Path, until: bool, margin: float) -> None:
         if verdict.metric == PRIMARY:
             print(verdict_line(verdict))
     print(f"{out}: {len(verdicts)} comparisons")
+
+
+def _add_import(commands: Any) -> None:
+    what = "read records of others as a campaign, and render its report"
+    command = commands.add_parser("import", help=what, description=what)
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of one kind")
+    command.add_argument("--campaign", required=True, metavar="NAME", help="name of the campaign")
+    command.add_argument(
+        "--target", type=float, metavar="TOK_PER_S", help="output tokens per second that are needed"
+    )
+    command.add_argument("--profile", type=Path, metavar="FILE", help="a table of profiles")
+    command.add_argument(
+        "--parent", metavar="TAG", help="of benchmark lines: the parent; default, the first tag"
+    )
+    command.add_argument(
+        "--fresh-launches",
+        action="store_true",
+        help="of benchmark lines: each of one tag and concurrency is from a launch of its own",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder for results/ and reports/; default, this one",
+    )
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from leverbench.imports import import_records
+
+    page = import_records(
+        arguments.files,
+        arguments.campaign,
+        arguments.out,
+        target_tok_per_s=arguments.target,
+        profile=arguments.profile,
+        parent=arguments.parent,
+        fresh_launches=arguments.fresh_launches,
+    )
+    print(page)

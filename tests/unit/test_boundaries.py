@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from leverbench.load.validity import INVALID, InvalidReason
+from leverbench.profiling.table import HOST_CODE
 from leverbench.serving.failures import PROFILE_INCOMPLETE, SUCCESSES, Outcome
 from leverbench.serving.spec import Cause
 
@@ -104,6 +105,15 @@ def test_every_key_of_the_campaign_file_is_described():
     schema = yaml.safe_load((ROOT / "workflow/schemas/campaign.schema.yaml").read_text())
 
     assert keys_without_description(schema) == []
+
+
+def test_a_lever_may_touch_every_category_of_a_profile_and_no_other():
+    schema = yaml.safe_load((ROOT / "workflow/schemas/campaign.schema.yaml").read_text())
+    variant = schema["properties"]["variants"]["additionalProperties"]["properties"]
+    categories = yaml.safe_load((PACKAGE / "profiling/categories.yaml").read_text())
+
+    expected = {entry["category"] for entry in categories} | {HOST_CODE}
+    assert set(variant["touches"]["items"]["enum"]) == expected
 
 
 def test_the_readme_names_the_two_commands():

@@ -28,7 +28,7 @@ def analyse(plan: Path, points: Sequence[Path], attempts: Path, out: Path) -> No
     """
     measurements = collect(read_record(plan), plan.parent, points, attempts)
     write_measurements(measurements, out / "measurements.csv", out / "measurements.parquet")
-    verdicts = _judged(read_record(plan), plan.parent, as_rows(measurements))
+    verdicts = judge_rows(read_record(plan), plan.parent, as_rows(measurements))
     write_verdicts(out / "verdicts.json", verdicts)
 
 
@@ -46,10 +46,17 @@ def judge_campaign(
     Raises:
         LeverbenchError: A record is truncated, or not of this campaign.
     """
-    return _judged(plan, results, as_rows(collect(plan, results, points, attempts)))
+    return judge_rows(plan, results, as_rows(collect(plan, results, points, attempts)))
 
 
-def _judged(plan: Mapping[str, Any], results: Path, rows: Sequence[Row]) -> list[Verdict]:
+def judge_rows(plan: Mapping[str, Any], results: Path, rows: Sequence[Row]) -> list[Verdict]:
+    """Returns the verdicts of a campaign on its measurements, with the evidence of launches.
+
+    Args:
+        plan: The campaign's plan.
+        results: The campaign's folder of results.
+        rows: Its measurements.
+    """
     launches = read_launches(rows, results / "launches")
     applied = applied_levers(plan, rows, launches)
     found = ratios(plan, rows, applied, launches)

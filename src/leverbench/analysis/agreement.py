@@ -106,7 +106,7 @@ def _agreement(
     mine, parents = answered.get(name, ()), answered.get(variant["parent"], ())
     free = free_conditions(variant)
     pairs = [pair for pair in product(mine, parents) if _alike(*pair, free)]
-    own = [pair for pair in combinations(parents, 2) if _alike(*pair, set())]
+    own = [pair for pair in combinations(parents, 2) if _alike(*pair, frozenset())]
     asked = dict.fromkeys(
         (answer["prompt"], answer["max_tokens"])
         for launch, _ in pairs

@@ -1,15 +1,13 @@
 """One row a point: the table that every figure and verdict is made from."""
 
-import csv
 import io
 import json
-import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
 
@@ -26,13 +24,6 @@ Point = tuple[str, int, str, int]
 
 _TEXT, _WHOLE, _REAL, _FLAG = "str", "Int64", "float64", "boolean"
 _PARSERS: dict[str, type] = {_TEXT: str, _WHOLE: int, _REAL: float, _FLAG: bool}
-# Of a table that anybody made.
-_NEEDED = ("variant", "parent", "session", "workload", "concurrency", "output_tok_per_s")
-_KINDS = {_TEXT: "text", _WHOLE: "whole number", _REAL: "number", _FLAG: "true or false"}
-_CELLS: dict[str, Callable[[str], Any]] = _PARSERS | {
-    _REAL: lambda cell: _finite(cell),
-    _FLAG: lambda cell: {"true": True, "1": True, "false": False, "0": False}[cell.lower()],
-}
 _TIMES = [
     f"{s}_{t}_ms"
     for t in ("ttft", "tpot", "itl", "e2e")
@@ -231,53 +222,6 @@ def read_measurements(parquet_path: Path) -> pd.DataFrame:
     return measurements
 
 
-def read_rows(csv_path: Path) -> list[Row]:
-    """Reads a table that anybody made: a row a measured point, with columns of `COLUMNS`.
-
-    Columns that it has beside those are left out; those that it lacks hold no data.
-
-    Raises:
-        LeverbenchError: The file is missing, lacks a column that is needed, or has a cell that
-            is not of its column's kind, or two rows of one point.
-    """
-
-    def refuse(what: str, line: int, cure: str) -> NoReturn:
-        raise LeverbenchError(what, where=f"{csv_path}:{line}", cure=cure)
-
-    try:
-        text = csv_path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        cure = "Name a CSV file in UTF-8."
-        raise LeverbenchError(f"unreadable ({error})", where=str(csv_path), cure=cure) from None
-    reader = csv.DictReader(io.StringIO(text))
-    lacking = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-    if lacking:
-        refuse(f"no column {', '.join(lacking)}", 1, f"Needed are {', '.join(_NEEDED)}.")
-    rows: list[Row] = []
-    lines: dict[Point, int] = {}
-    for cells in reader:
-        row: Row = {}
-        for name, kind in COLUMNS.items():
-            cell = cells.get(name)
-            try:
-                row[name] = _CELLS[kind](cell) if cell else None
-            except (ValueError, KeyError):
-                refuse(f"{name}: {cell!r} is no {_KINDS[kind]}", reader.line_num, "Mend the cell.")
-        row["valid"] = row["valid"] is not False
-        if None in (*_point(row), row["variant"]):
-            refuse(
-                "variant, session, workload or concurrency is empty", reader.line_num, "Fill it."
-            )
-        if (first := lines.setdefault(_point(row), reader.line_num)) != reader.line_num:
-            refuse(
-                f"a second row of {row_name(row)}, after line {first}",
-                reader.line_num,
-                "Number the sessions: a session is one launch of a server.",
-            )
-        rows.append(row)
-    return rows
-
-
 def as_rows(measurements: pd.DataFrame) -> list[Row]:
     """Returns the table's rows as plain values, with None where there is no data."""
     plain = measurements.astype(object).where(measurements.notna(), None)
@@ -376,13 +320,6 @@ def placement_text(placement: Mapping[str, Any] | None) -> str | None:
         f"of {nodes} NUMA node{'' if nodes == 1 else 's'}" if nodes else "",
     ]
     return "; ".join(filter(None, (parts[0], " ".join(filter(None, parts[1:]))))) or None
-
-
-def _finite(cell: str) -> float:
-    value = float(cell)
-    if not math.isfinite(value):
-        raise ValueError(cell)
-    return value
 
 
 def _point(row: Row) -> Point:

@@ -32,7 +32,8 @@ class Applied:
     Attributes:
         applied: True if every key of the delta was seen in force in every launch of a valid row,
             False if any setting was seen not to be, None if it cannot be shown.
-        state: ``applied``, ``not applied`` (what cannot be shown is not) or ``not measured``.
+        state: ``applied``, ``not applied`` (what cannot be shown is not), ``not measured``, or
+            ``not told`` in a record of others, which has no evidence of launches.
         reason: Why it is not applied; else empty.
         evidence: What was seen of each key of the delta, and in how many launches.
     """
@@ -131,6 +132,8 @@ def applied_levers(
         launches: Launch records by server id.
     """
     variants = plan["variants"]
+    if plan.get("imported"):
+        return dict.fromkeys(variants, Applied(None, "not told", "", ()))
     own = {
         name: _applied(
             changes(variant),

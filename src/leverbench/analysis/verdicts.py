@@ -22,7 +22,6 @@ from leverbench.analysis.effects import (
 from leverbench.analysis.measurements import Row, conditions, differences, newest
 from leverbench.analysis.ratios import METRICS, Applied, Ratio, metrics_of
 from leverbench.analysis.settings import free_conditions
-from leverbench.errors import LeverbenchError
 
 # The one that is judged; the others have intervals.
 PRIMARY = METRICS[0]
@@ -287,34 +286,15 @@ def campaign_design(
             if proof.state == "not applied"
         },
         free={name: free_conditions(variant) for name, variant in variants.items()},
-        level=LEVEL_PER_LOOK if plan.get("until") else LEVEL,
+        level=level(until=bool(plan.get("until"))),
         margin=plan.get("equal_within", MARGIN),
         metrics=metrics_of(plan),
     )
 
 
-def table_design(rows: Sequence[Row], *, until: bool, margin: float = MARGIN) -> Design:
-    """Returns what a table compares that comes without a plan: each variant with its parent.
-
-    Args:
-        rows: Measurements.
-        until: Whether the table is one of several looks.
-        margin: Of *equal*.
-
-    Raises:
-        LeverbenchError: A variant has two parents.
-    """
-    parents: dict[str, str | None] = {}
-    for row in rows:
-        known = parents.setdefault(row["variant"], row["parent"])
-        if known != row["parent"]:
-            raise LeverbenchError(
-                f"{row['variant']} has two parents, {known} and {row['parent']}",
-                cure="Give each variant one parent in all of its rows, or give it two names.",
-            )
-    absent = {parent for parent in parents.values() if parent is not None} - parents.keys()
-    parents |= dict.fromkeys(sorted(absent))
-    return Design(parents=parents, level=LEVEL_PER_LOOK if until else LEVEL, margin=margin)
+def level(*, until: bool) -> float:
+    """Returns the level of verdicts; stricter where a campaign is looked at several times."""
+    return LEVEL_PER_LOOK if until else LEVEL
 
 
 def verdict_text(verdict: Verdict) -> str:

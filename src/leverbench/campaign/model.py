@@ -86,6 +86,7 @@ class Variant:
         engine: The resolved settings.
         delta: What differs from the parent: ``{"args.dtype": [old, new]}``.
         cross: The two variants whose levers it combines, its parent first; else empty.
+        touches: Categories of a profile that its levers touch, where the file says so.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Variant:
     engine: Engine
     delta: Mapping[str, tuple[Any, Any]]
     cross: tuple[str, ...] = ()
+    touches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

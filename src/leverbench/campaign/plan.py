@@ -36,7 +36,7 @@ def planned_order(campaign: Campaign, results: Path) -> list[Session]:
         results: The campaign's folder of results, which need not exist.
 
     Raises:
-        LeverbenchError: The earlier plan is damaged.
+        LeverbenchError: The earlier plan is damaged, or an import's.
     """
     sessions = {name: variant.sessions for name, variant in campaign.variants.items()}
     parents = {name: variant.parent for name, variant in campaign.variants.items()}
@@ -51,6 +51,12 @@ def _begun(campaign: Campaign, results: Path, planned: Sequence[Session]) -> lis
     path = results / "plan.json"
     if path.exists():
         plan = read_record(path)
+        if plan.get("imported"):
+            raise LeverbenchError(
+                f"an import of the name {campaign.name} is here",
+                where=str(path),
+                cure="Give the campaign another name, or delete the import's folder.",
+            )
         if plan.get("file") != campaign.file:
             return []
         try:
@@ -120,6 +126,7 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
                 "engine": asdict(variant.engine),
                 "delta": {key: list(change) for key, change in variant.delta.items()},
                 "cross": list(variant.cross),
+                "touches": list(variant.touches),
             }
             for name, variant in campaign.variants.items()
         },

@@ -19,7 +19,7 @@ RESERVED = ("launches", "analysis")
 # Keys of a variant that set something of its server, beside `engine`.
 _OWN_KEYS = ("args", "env", "tuned", "attach")
 # Keys that a cross takes from the two variants that it is made of.
-_NOT_IN_CROSS = ("from", "lever", "levers", "control", "sweep", "engine", *_OWN_KEYS)
+_NOT_IN_CROSS = ("from", "lever", "levers", "control", "touches", "sweep", "engine", *_OWN_KEYS)
 
 # The lever that a key of an engine belongs to: ("engine", "args.speculative-num-steps") -> name.
 LeverFamily = Callable[[str, str], str]
@@ -85,10 +85,11 @@ def resolve_variants(
             left_out.add(name)
             continue
         if cross:
-            levers = resolved[cross[1]].levers
+            levers, touches = resolved[cross[1]].levers, resolved[cross[1]].touches
         else:
             families = dict.fromkeys(lever_family(engine_name, key) for key in delta)
             levers = _levers(body, parent, delta, tuple(families), where)
+            touches = tuple(body.get("touches", ()))
         resolved[name] = Variant(
             name=name,
             parent=parent,
@@ -99,6 +100,7 @@ def resolve_variants(
             engine=_engine(engine_name, values),
             delta=delta if parent is not None else {},
             cross=cross,
+            touches=touches,
         )
     for declared in data["variants"]:
         if not any(at == declared and name in resolved for name, (at, _) in written.items()):
@@ -347,7 +349,7 @@ def _levers(
 ) -> tuple[str, ...]:
     """Names the variant's levers; refuses an empty delta and more than one undeclared lever."""
     if parent is None:
-        for key in ("lever", "levers", "control"):
+        for key in ("lever", "levers", "control", "touches"):
             if key in body:
                 raise LeverbenchError(
                     f"{key}: without from: there is nothing to differ from",

@@ -5,14 +5,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from leverbench.analysis.agreement import PromptAgreement
+from leverbench.analysis.ceilings import Shares, ceiling
+from leverbench.analysis.crossover import DEFAULT_MARGIN, GAIN, LOSS, NOTHING, crossovers
 from leverbench.analysis.measurements import row_name
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
-from leverbench.analysis.verdicts import PRIMARY, Word, interval_text, verdict_text
+from leverbench.analysis.verdicts import PRIMARY, Verdict, Word, interval_text, verdict_text
 from leverbench.campaign.model import RANDOM_IDS
-from leverbench.report.profiles import Profile, ProfileTable
+from leverbench.report.profiles import OTHER, Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
+_EFFECTS = {
+    GAIN: "a gain",
+    LOSS: "a loss",
+    NOTHING: "nothing that matters",
+}
+# The categories that a report thinks away, the largest ones.
+_REMOVED = 2
 # Characters of an operation's name in a sentence.
 _LONGEST_NAME = 100
 # Characters of a model's answer in a sentence.
@@ -37,8 +46,10 @@ class Finding:
 def findings(summary: Summary) -> list[Finding]:
     """Returns what the campaign shows so far."""
     rules = (
+        _imported,
         _coverage,
         _target,
+        _removal,
         _not_applied,
         _answers_changed,
         _answers_unsteady,
@@ -47,6 +58,9 @@ def findings(summary: Summary) -> list[Finding]:
         _interactions,
         _not_compared,
         _confounded,
+        _beside,
+        _above_ceiling,
+        _crossover,
         _recovered,
         _late,
         _attached,
@@ -56,6 +70,7 @@ def findings(summary: Summary) -> list[Finding]:
         _accept_length,
         _relaunched,
         _profiled,
+        _profiles_told,
         _not_profiled,
     )
     return [finding for rule in rules for finding in rule(summary)]
@@ -95,7 +110,28 @@ def session_names(sessions: list[int]) -> str:
     return ", ".join(f"s{session}" for session in sessions)
 
 
+def _imported(summary: Summary) -> Iterator[Finding]:
+    if summary.imported:
+        names = ", ".join(file["name"] for file in summary.imported["files"])
+        text = (
+            f"An import of {names} ({summary.imported['kind']}), measured by others: nothing shows"
+            " that settings were in force, that servers were warm, or that nothing ran beside them."
+        )
+        if all(len(ratio.sessions) < 2 for ratio in summary.ratios):
+            text += (
+                " No configuration was launched twice: every figure is unreplicated, and none can"
+                " be told from noise."
+            )
+        yield Finding("record", text, ())
+        for note in summary.imported["notes"]:
+            yield Finding("record", f"{note}.", ())
+
+
 def _coverage(summary: Summary) -> Iterator[Finding]:
+    if summary.imported:
+        text = f"{summary.measured} of {counted(summary.planned, 'point')} of its grid are told."
+        yield Finding("coverage", text, ())
+        return
     counts = ", ".join(
         f"{summary.point_count(kind)} {kind}" for kind in ("failed", "invalid", "missing")
     )
@@ -190,6 +226,62 @@ def _answers_after_load(summary: Summary) -> Iterator[Finding]:
         yield Finding("answers after load", text, tuple(map(row_name, rows)))
 
 
+def _removal(summary: Summary) -> Iterator[Finding]:
+    """What is left to gain from the largest categories, against what is missing."""
+    best, target = summary.best, (summary.plan.get("target") or {}).get("output_tok_per_s")
+    if not (best and target and best.output_tok_per_s < target):
+        return
+    profiles = [
+        shares
+        for shares in summary.shares
+        if shares.variant in (None, best.variant)
+        and shares.workload in (None, best.workload)
+        and shares.concurrency is not None
+    ]
+    if not profiles:
+        return
+    nearest = min(profiles, key=lambda shares: abs((shares.concurrency or 0) - best.concurrency))
+    named = {name: share for name, share in nearest.categories.items() if name != OTHER}
+    largest = sorted(named.items(), key=lambda entry: -entry[1])[:_REMOVED]
+    share, rate = sum(part for _, part in largest), _best_rate(summary, nearest)
+    if rate is None or not 0 < share < 1:
+        return
+    (variant, workload, without), left = rate, rate[2] * ceiling(share)
+    what = " and ".join(f"{name} ({part:.1%})" for name, part in largest)
+    text = (
+        f"Without {what} altogether, {variant} would give about {_rounded(left)} output tok/s at"
+        f" C={nearest.concurrency}: {without:,.1f} / (1 - {share:.2f}), with the shares of profile"
+        f" {nearest.name}. "
+    )
+    alone = "this category alone does" if len(largest) == 1 else "these categories alone do"
+    text += (
+        f"The target is {target:,.0f}: {alone} not reach it."
+        if left < target
+        else f"The target of {target:,.0f} is within that bound."
+    )
+    rows = summary.pooled(variant, workload, nearest.concurrency or 0)
+    yield Finding("removal", text, tuple(map(row_name, rows)))
+
+
+def _best_rate(summary: Summary, shares: Shares) -> tuple[str, str, float] | None:
+    """Returns ``(variant, workload, output tok/s)``, the greatest at a profile's concurrency."""
+    found = []
+    for variant in summary.plan["variants"] if shares.variant is None else [shares.variant]:
+        if summary.applied[variant].state == "not applied":
+            continue
+        for workload in summary.plan["workloads"] if shares.workload is None else [shares.workload]:
+            at = (variant, workload, shares.concurrency or 0)
+            rate = summary.mean("output_tok_per_s", *at)
+            if rate is not None:
+                found.append((variant, workload, rate))
+    return max(found, key=lambda entry: entry[2], default=None)
+
+
+def _rounded(value: float) -> str:
+    """Returns two digits of a number, which is all that shares of two digits give."""
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def _verdicts(summary: Summary) -> Iterator[Finding]:
     for ratio in summary.ratios:
         key = (ratio.variant, ratio.workload, ratio.concurrency, ratio.metric)
@@ -200,6 +292,8 @@ def _verdicts(summary: Summary) -> Iterator[Finding]:
         what = "; ".join(f"{k}: {as_text(a)} to {as_text(b)}" for k, (a, b) in delta.items())
         if cross := cross_text(summary, ratio.variant):
             what = f"{cross}; {what}"
+        if summary.imported and not what:
+            what = "the record does not tell what changed"
         text = (
             f"{ratio.variant} ({what or 'no difference'}) against {ratio.parent} under"
             f" {ratio.workload} at C={ratio.concurrency}: {verdict_text(verdict)}; ratio of output"
@@ -259,13 +353,115 @@ def _not_compared(summary: Summary) -> Iterator[Finding]:
 
 def _confounded(summary: Summary) -> Iterator[Finding]:
     for name, variant in summary.plan["variants"].items():
-        if variant["confounded"]:
-            levers = ", ".join(variant["levers"]) or ", ".join(changes(variant))
+        if len(variant["levers"]) > 1:
+            levers = ", ".join(variant["levers"])
             text = (
                 f"{name} is confounded: it differs from {variant['parent']} in more than one lever"
                 f" ({levers}), so its ratio belongs to none of them alone."
             )
             yield Finding("confounded", text, ())
+
+
+def _beside(summary: Summary) -> Iterator[Finding]:
+    """What a record says was changed along with a lever."""
+    for name, variant in summary.plan["variants"].items():
+        if not variant.get("beside"):
+            continue
+        changed = ", ".join(
+            f"{key} {old} to {new}" for key, (old, new) in variant["beside"].items()
+        )
+        control = ", ".join(f"{key} {new}" for key, (_, new) in variant["beside"].items())
+        rows = [row for row in summary.valid if row["variant"] == name]
+        notes = dict.fromkeys(row["detail"] for row in rows if row["detail"])
+        text = (
+            f"{name} is confounded: beside its lever ({', '.join(variant['levers']) or 'not told'})"
+            f" it differs from {variant['parent']} in {changed} (noted: {'; '.join(notes)}). The"
+            f" matched control, {variant['parent']} with {control}, costs one more measurement."
+        )
+        yield Finding("confounded", text, tuple(map(row_name, rows)))
+
+
+def _above_ceiling(summary: Summary) -> Iterator[Finding]:
+    for one in summary.ceilings:
+        point = (one.variant, one.workload, one.concurrency)
+        found = _gain(summary, point)
+        if found is None or found[0] <= one.gain:
+            continue
+        gain, least, how = found
+        shares = f"{' + '.join(one.categories)} {one.share:.1%} of decode time"
+        surely = least is not None and least > one.gain
+        text = (
+            f"{one.variant} measured a gain of {gain:.3f} at C={one.concurrency} under"
+            f" {one.workload} ({how}{', unreplicated' if least is None else ''}), above the ceiling"
+            f" of {one.lever}: {shares} in profile {one.profile}, so at most 1 / (1 -"
+            f" {one.share:.3g}) = {one.gain:.3f}."
+            f" Not that lever's alone{'' if surely else ', or noise'}."
+        )
+        parent = summary.plan["variants"][one.variant]["parent"]
+        rows = [
+            row_name(row)
+            for name in (one.variant, parent)
+            for row in summary.pooled(name, one.workload, one.concurrency)
+        ]
+        yield Finding("ceiling", text, tuple(rows))
+
+
+def _gain(summary: Summary, point: tuple[str, str, int]) -> tuple[float, float | None, str] | None:
+    """Returns old time over new, the lower end of its interval, and how it was had.
+
+    Per token where that is known: the shares are of decode time.
+    """
+    tpot = summary.verdicts.get((*point, "mean_tpot_ms"))
+    timed = tpot is not None and tpot.ratio is not None
+    metric = "mean_tpot_ms" if timed else PRIMARY
+    verdict = summary.verdicts.get((*point, metric))
+    if verdict is None or verdict.ratio is None:
+        return None
+    before, after = (
+        summary.mean(metric, name, *point[1:]) for name in (verdict.parent, verdict.variant)
+    )
+    if before is None or after is None:
+        return None
+    if timed:
+        least = None if verdict.high is None else 1 / verdict.high
+        return 1 / verdict.ratio, least, f"TPOT {before:.4g} to {after:.4g} ms"
+    return verdict.ratio, verdict.low, f"{before:,.1f} to {after:,.1f} tok/s"
+
+
+def _crossover(summary: Summary) -> Iterator[Finding]:
+    """Where the effect of a lever changes: by its verdicts, or by its figures where it has none."""
+    curves: dict[tuple[str, str], dict[int, Verdict]] = {}
+    for verdict in summary.verdicts.values():
+        if verdict.metric == PRIMARY and verdict.ratio is not None:
+            curve = curves.setdefault((verdict.variant, verdict.workload), {})
+            curve[verdict.concurrency] = verdict
+    margin = summary.plan.get("equal_within", DEFAULT_MARGIN)
+    for (variant, workload), curve in curves.items():
+        once = all(verdict.low is None for verdict in curve.values())
+        points = [(c, v.ratio or 1.0, None if once else v.verdict) for c, v in curve.items()]
+        for crossover in crossovers(points, margin):
+            parts = [
+                f"{_EFFECTS[what]} at C={concurrency} ({(curve[concurrency].ratio or 1) - 1:+.0%})"
+                for concurrency, what in (
+                    (crossover.below, crossover.before),
+                    (crossover.above, crossover.after),
+                )
+            ]
+            levers = ", ".join(summary.plan["variants"][variant]["levers"])
+            parent = curve[crossover.below].parent
+            text = (
+                f"{variant}{f' ({levers})' if levers else ''} over {parent} under {workload}:"
+                f" {parts[0]}, {parts[1]} in output tok/s. Crossover between C={crossover.below}"
+                f" and C={crossover.above};"
+                f" both {'figures are unreplicated' if once else 'are decided'}."
+            )
+            rows = tuple(
+                row_name(row)
+                for concurrency in (crossover.below, crossover.above)
+                for name in (variant, parent)
+                for row in summary.pooled(name, workload, concurrency)
+            )
+            yield Finding("crossover", text, rows)
 
 
 def _recovered(summary: Summary) -> Iterator[Finding]:
@@ -335,6 +531,23 @@ def _profiled(summary: Summary) -> Iterator[Finding]:
         note = " Shares on a CPU say nothing of a GPU." if cpu else ""
         names = tuple(profile.name for _, profile in profiles)
         yield Finding("profile", f"{variant}: {sentences}{note}", names)
+
+
+def _profiles_told(summary: Summary) -> Iterator[Finding]:
+    """What the profiles of a record say."""
+    for profile in (summary.imported or {"profiles": ()})["profiles"]:
+        at = f"C={profile['concurrency']}" if profile["concurrency"] else "no concurrency told"
+        parts = []
+        for entry in profile["entries"]:
+            facts = [f"{entry['share']:.1%}"]
+            if entry["blocks"] and entry["sm_count"]:
+                facts.append(f"{entry['blocks']} blocks on {entry['sm_count']} SMs")
+            if entry["tensor_cores"] is False:
+                facts.append("no tensor cores")
+            kernel = f" in {_short(entry['kernel'])}" if entry["kernel"] else ""
+            parts.append(f"{entry['category']}{kernel} ({', '.join(facts)})")
+        text = f"Profile {profile['name']} ({at}), shares of decode: {', '.join(parts)}."
+        yield Finding("profile", text, ())
 
 
 def _largest(table: ProfileTable, profile: Profile) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leverbench.analysis.ceilings import Shares
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 from leverbench.serving.failures import Outcome
@@ -149,6 +150,26 @@ def read_profiles(plan: Mapping[str, Any], paths: Sequence[Path]) -> list[Profil
                 )
             )
     return tables
+
+
+def decode_shares(plan: Mapping[str, Any], tables: Sequence[ProfileTable]) -> list[Shares]:
+    """Returns the shares of every profile: those taken, and those of a record of others."""
+    taken = [
+        Shares(profile.name, variant, table.workload, table.concurrency, profile.shares)
+        for table in tables
+        for variant, profile in table.profiles.items()
+    ]
+    told = [
+        Shares(
+            profile["name"],
+            None,
+            None,
+            profile["concurrency"],
+            {entry["category"]: entry["share"] for entry in profile["entries"]},
+        )
+        for profile in (plan.get("imported") or {"profiles": ()})["profiles"]
+    ]
+    return taken + told
 
 
 def _profile(record: Mapping[str, Any], variant: str, workload: str, concurrency: int) -> Profile:

@@ -115,6 +115,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "changes": {name: changes(variant) for name, variant in plan["variants"].items()},
         "ratios": {(r.variant, r.workload, r.concurrency, r.metric): r for r in summary.ratios},
         "spreads": {(s.variant, s.workload, s.concurrency, s.metric): s for s in summary.spreads},
+        "ceilings": _ceilings(summary),
         "standing": {name: _standing(summary, name) for name in summary.compared},
         "crosses": {name: cross_text(summary, name) for name in plan["variants"]},
         "commands": [row["command"] for row in rows],
@@ -150,6 +151,8 @@ def _workload(workload: Mapping[str, Any]) -> str:
 
 def _engine(summary: Summary) -> str:
     """Returns the engines that were launched."""
+    if summary.imported:
+        return summary.imported["engine"] or "not told"
     named = [engine_text(launch) for launch in summary.launches.values()]
     return ", ".join(dict.fromkeys(named)) or "not known yet"
 
@@ -180,6 +183,23 @@ def _launches(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
+def _ceilings(summary: Summary) -> dict[tuple[str, str], list[str]]:
+    """Returns, by variant and workload, what each of its levers can give at most, and where."""
+    alike: dict[tuple[str, str], dict[tuple[Any, ...], list[int]]] = {}
+    for one in summary.ceilings:
+        what = (one.lever, one.gain, one.categories, one.share, one.profile)
+        cell = alike.setdefault((one.variant, one.workload), {})
+        cell.setdefault(what, []).append(one.concurrency)
+    return {
+        cell: [
+            f"C={', '.join(map(str, at))}: {gain:.3f} for {lever}"
+            f" ({' + '.join(categories)} {_percent(share)} in {profile})"
+            for (lever, gain, categories, share, profile), at in entries.items()
+        ]
+        for cell, entries in alike.items()
+    }
+
+
 def _machine(summary: Summary) -> str:
     """Returns the devices that measured, and what the fingerprint says of the host."""
     parts = []
@@ -191,7 +211,9 @@ def _machine(summary: Summary) -> str:
     ):
         parts += [form.format(value) for value in summary.machines.get(name, ())]
     devices = " and ".join(device.upper() for device in summary.machines.get("device", ()))
-    return ": ".join(part for part in (devices, ", ".join(parts)) if part) or "not known yet"
+    return ": ".join(part for part in (devices, ", ".join(parts)) if part) or (
+        "not told" if summary.imported else "not known yet"
+    )
 
 
 def _standing(summary: Summary, variant: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from leverbench.analysis.agreement import Agreement, agreement_of
 from leverbench.analysis.blocks import Drift, drift
+from leverbench.analysis.ceilings import Ceiling, Shares, ceilings
 from leverbench.analysis.interactions import Interaction, interactions, squares
 from leverbench.analysis.measurements import (
     Hole,
@@ -25,6 +26,7 @@ from leverbench.analysis.ratios import (
     Ratio,
     Spread,
     applied_levers,
+    concurrencies,
     matched_controls,
     ratios,
     read_launches,
@@ -33,7 +35,12 @@ from leverbench.analysis.ratios import (
 from leverbench.analysis.settings import MatchedControl, steps_text
 from leverbench.analysis.verdicts import PRIMARY, Verdict, campaign_design, judge
 from leverbench.records import read_record
-from leverbench.report.profiles import ProfileHole, ProfileTable, read_profiles
+from leverbench.report.profiles import (
+    ProfileHole,
+    ProfileTable,
+    decode_shares,
+    read_profiles,
+)
 from leverbench.serving.failures import SUCCESSES
 
 
@@ -73,6 +80,8 @@ class Summary:
         failed_sessions: By variant and session that has no server: how it ended, and what
             recovery steps were tried.
         profiles: A table for each workload and concurrency that is profiled.
+        shares: Shares of decode time by category, a record's profiles included.
+        ceilings: What levers can give at most, where a profile tells.
         machines: The values seen of each entry of the machine's fingerprint.
         versions: The values seen of each version, of where servers ran, and of recovery steps.
         order: ``(variant, session)`` in the order of their first rows.
@@ -93,6 +102,8 @@ class Summary:
     holes: Sequence[Hole]
     failed_sessions: Mapping[tuple[str, int], str]
     profiles: Sequence[ProfileTable]
+    shares: Sequence[Shares]
+    ceilings: Sequence[Ceiling]
     planned: int
     measured: int
     best: Best | None
@@ -140,6 +151,11 @@ class Summary:
         return statistics.median(widths) if widths else None
 
     @property
+    def imported(self) -> Mapping[str, Any] | None:
+        """What an import noted of the record of others that it read; None for a campaign."""
+        return self.plan.get("imported")
+
+    @property
     def recovered(self) -> dict[str, list[str]]:
         """By variant: the settings beside its lever in which recovery made it differ."""
         found: dict[str, dict[str, None]] = {}
@@ -165,6 +181,12 @@ class Summary:
         """Returns the rows that a variant's figures at a point are made from."""
         cell = (variant, workload, concurrency)
         return newest([row for row in self.rows if _cell(row) == cell])
+
+    def mean(self, metric: str, variant: str, workload: str, concurrency: int) -> float | None:
+        """Returns a metric's mean over the sessions of a point; None where there is no data."""
+        pooled = self.pooled(variant, workload, concurrency)
+        values = [row[metric] for row in pooled if row[metric] is not None]
+        return statistics.fmean(values) if values else None
 
     def unlike_newest(self, row: Row) -> list[str]:
         """Returns in which conditions a valid row differs from the rows that are pooled."""
@@ -211,6 +233,8 @@ def summarise(
         )
         for r in found
     } | {(v.variant, v.workload, v.concurrency, v.metric): v for v in judge(rows, design)}
+    profiles = read_profiles(plan, profile_paths)
+    shares = decode_shares(plan, profiles)
     return Summary(
         plan=plan,
         rows=rows,
@@ -226,7 +250,9 @@ def summarise(
         controls=matched_controls(plan, rows, launches, found),
         holes=holes(plan, rows),
         failed_sessions=_failed_sessions(plan, plan_path.parent),
-        profiles=read_profiles(plan, profile_paths),
+        profiles=profiles,
+        shares=shares,
+        ceilings=ceilings(plan, concurrencies(plan, rows), shares),
         planned=len(planned),
         measured=len(valid.intersection(planned)),
         best=_best([row for row in rows if applied[row["variant"]].state != "not applied"]),

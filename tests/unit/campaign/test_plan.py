@@ -264,6 +264,13 @@ def test_a_damaged_plan_is_one_message(campaign, order, tmp_path, damage):
         planned_order(campaign, path.parent)
 
 
+def test_a_campaign_does_not_take_the_place_of_an_import(campaign, order, tmp_path):
+    write_record(tmp_path / "plan.json", {**plan_record(campaign, order), "imported": {"kind": ""}})
+
+    with pytest.raises(LeverbenchError, match="an import of the name small is here"):
+        planned_order(campaign, tmp_path)
+
+
 def test_a_point_measured_first_leaves_the_blocks_whole(campaign, tmp_path):
     """One result file as the target makes no plan: the next plan still has full blocks."""
     whole = planned_order(campaign, tmp_path)

@@ -51,6 +51,26 @@ def test_an_interpreter_a_wrapper_and_tuned_files_are_inherited_and_taken_away(t
     assert (e.engine.wrapper, e.engine.python) == ((), "/p")
 
 
+def test_what_a_lever_touches_is_not_inherited_and_a_cross_has_its_second_s(tmp_path):
+    campaign = load(
+        tmp_path,
+        """\
+        a: {}
+        b: {from: a, touches: [attention, kv], args: {dtype: float32}}
+        c: {from: b, env: {OMP_NUM_THREADS: 2}}
+        d: {from: a, touches: [gemm], env: {OMP_NUM_THREADS: 4}}
+        e: {cross: [b, d]}
+        """,
+    )
+
+    touches = {name: variant.touches for name, variant in campaign.variants.items()}
+    assert touches == {"a": (), "b": ("attention", "kv"), "c": (), "d": ("gemm",), "e": ("gemm",)}
+    assert "touches: without from:" in refusal(tmp_path, "a: {touches: [gemm]}\n")
+    assert "'gem' is not one of" in refusal(
+        tmp_path, "a: {}\nb: {from: a, touches: [gem], args: {dtype: float32}}\n"
+    )
+
+
 def test_keys_of_one_family_are_one_lever(tmp_path):
     campaign = load(
         tmp_path,

@@ -646,8 +646,8 @@ def test_a_variant_that_changes_answers_is_flagged_on_each_figure(campaign, undr
     ) in findings
     assert 'baseline answers "a b c d" and float32 "a b &lt;i&gt; d": the same for 2' in findings
     assert "Rows: launches/baseline-s1, " in findings
-    ratios = [line for line in findings.splitlines() if line.startswith("- **ratio**")]
-    flagged = [line for line in ratios if "no verdict, answers changed)" in line]
+    ratios = [line for line in findings.splitlines() if line.startswith("- **verdict**")]
+    flagged = [line for line in ratios if ", answers changed; ratio" in line]
     assert flagged == [line for line in ratios if "**: float32 (" in line]
     assert len(flagged) == 3
     assert "agreement 75.0 %, lowest 50.0 % 2 launches against 2 of the parent" in page.text
@@ -674,3 +674,35 @@ def test_a_point_after_which_answers_differ_is_told(campaign, undrawn):
     assert "- **answers after load**: 1 point after which the server answered" in findings
     assert "Rows: float32/s2/random/c16." in findings
     assert read_record(path)["valid"]
+
+
+def test_a_ceiling_stands_beside_the_ratio_and_a_gain_above_it_is_called_out(campaign, undrawn):
+    campaign.alter_variant("float32", touches=["gemm"])
+    campaign.alter(
+        campaign.profile("baseline"),
+        categories=[
+            {"category": name, "share": share, "self_us": 1.0}
+            for name, share in (("attention", 0.6), ("gemm", 0.2), ("other", 0.2))
+        ],
+    )
+    page, findings = render(campaign)
+
+    # 1 / (1 - 0.2); the profile is of C=16 alone.
+    told = "C=16: 1.250 for args.dtype (gemm 20.0 % in baseline/profile/random/c16)"
+    assert told in page.text
+    assert "| 1.250 for args.dtype |" in findings
+    assert "above the ceiling of args.dtype: gemm 20.0% of decode time" in findings
+    assert "float32 measured a gain of" in findings
+    # By the best variant's own profile: 568.5 / (1 - 0.9), and a target of 1,000.
+    assert (
+        "Without attention (50.0%) and matrix-multiply (40.0%) altogether, float32 would give about"
+        " 5,700 output tok/s at C=16: 568.5 / (1 - 0.90)"
+    ) in findings
+    assert "The target of 1,000 is within that bound." in findings
+
+
+def test_without_a_known_share_there_is_no_ceiling(whole):
+    _, page, findings = whole
+
+    assert "Ceiling" not in page.text
+    assert "**ceiling**" not in findings
