@@ -343,3 +343,67 @@ def test_slurm_profile_submits_one_job_a_session(scripted):
     assert said.stdout.count("rule session:") == 2
     assert "rule bench:" not in said.stdout
     assert "threads: 16" in said.stdout
+
+
+def test_a_campaign_runs_until_it_is_decided(scripted):
+    scripted.change(
+        variants={
+            "baseline": {},
+            "slower": {"from": "baseline", "lever": "slower", "env": env(step_s=0.06)},
+            "same": {"from": "baseline", "lever": "same", "env": env(model="another name")},
+        },
+        ladder={2: 8},
+        profile={"concurrency": []},
+        until="decided",
+        # A step of the script is as long as its timer says: nearer than this nobody can say.
+        equal_within=0.2,
+    )
+
+    first = scripted.snakemake()
+    second = scripted.snakemake()
+
+    assert first.returncode == 0, first.stdout
+    assert "not decided after session 1: session 2 is next" in first.stdout
+    assert "Nothing to be done" in second.stdout
+    plan = record(scripted, "plan.json")
+    last = max(number for _, number in plan["order"])
+    assert 2 <= last <= 10
+    # Whole blocks, and nothing that a run of this many sessions would not have planned.
+    assert sorted(plan["order"]) == sorted(
+        [variant, number] for variant in plan["variants"] for number in range(1, last + 1)
+    )
+    assert plan["overrides"] == {}
+    verdicts = json.loads((scripted.path / "results/small/analysis/verdicts.json").read_text())
+    judged = {v["variant"]: v for v in verdicts if v["metric"] == "output_tok_per_s"}
+    assert judged["slower"]["verdict"] == "slower"
+    assert judged["same"]["verdict"] == "equal"
+    assert judged["slower"]["sessions"] == last
+    assert left_behind(scripted) == {}
+
+
+def test_a_campaign_with_one_target_does_not_go_on(scripted):
+    scripted.change(until="decided", ladder={2: 8}, profile={"concurrency": []})
+
+    done = scripted.snakemake("results/small/baseline/s1/random/c2.json")
+
+    assert done.returncode == 0, done.stdout
+    assert "is next" not in done.stdout
+
+
+def test_goodput_is_the_rate_of_requests_within_the_limits(scripted):
+    scripted.change(ladder={2: 8}, profile={"concurrency": []}, goodput={"ttft_ms": 5})
+
+    assert scripted.snakemake().returncode == 0
+    strict = _rows(scripted)
+    scripted.change(goodput={"ttft_ms": 60000, "tpot_ms": 60000, "e2e_ms": 60000})
+    again = scripted.snakemake()
+
+    assert "rule bench:" not in again.stdout
+    (row,) = _rows(scripted)
+    assert strict[0]["goodput_request_per_s"] == "0.0"
+    assert row["goodput_request_per_s"] == row["request_per_s"]
+
+
+def _rows(project: ProjectCopy) -> list[dict[str, str]]:
+    with (project.path / "results/small/analysis/measurements.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

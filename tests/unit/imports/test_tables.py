@@ -107,7 +107,7 @@ def test_our_own_columns_are_a_table_as_they_are(write, tmp_path):
     findings = (tmp_path / "reports/table/findings.md").read_text()
 
     assert plan["order"] == [["base", 1], ["up", 1], ["base", 2], ["up", 2], ["up", 3]]
-    assert "range 1.110 to 1.120, 2 sessions" in findings
+    assert "ratio of output tok/s 1.115 (" in findings
     assert "the record does not tell what changed" in findings
     assert "unreplicated" not in findings
 
