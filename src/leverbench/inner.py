@@ -28,7 +28,8 @@ def run(targets: Sequence[str], config: Sequence[str], cores: int) -> None:
         LeverbenchError: The run failed, or a target is missing after it.
     """
     command = [sys.executable, "-m", "snakemake", "--nolock", "--profile", "none"]
-    command += ["--cores", str(cores), *targets, "--config", *config]
+    # By name: a run that names a target does not go on to a next look by itself.
+    command += ["--cores", str(cores), *(targets or ["all"]), "--config", *config]
     parent, project = os.getpid(), Path.cwd()
     # The words above are all that is meant to tell an inner run what to do.
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
