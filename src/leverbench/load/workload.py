@@ -100,4 +100,4 @@ def _draw(ids: Integers, lengths: Integers, seed_parts: Sequence[object]) -> lis
     starts = np.cumsum(lengths) - lengths
     drawn = ids[generator.integers(len(ids), size=int(lengths.sum()))]
     drawn[starts] = np.resize(first_ids, len(lengths))
-    return [part.tolist() for part in np.split(drawn, starts[1:])]
+    return [part.tolist() for part in np.split(drawn, starts)[1:]]

@@ -445,7 +445,8 @@ def test_the_scripted_server_runs_as_a_process():
                 path: urllib.request.urlopen(server.url + path).read().decode()
                 for path in ("/health", "/flush_cache", "/server_info", "/metrics")
             }
-            chat = urllib.request.Request(server.url + "/v1/chat/completions", data=b"{}")
+            question = json.dumps({"messages": [{"role": "user", "content": "?"}]}).encode()
+            chat = urllib.request.Request(server.url + "/v1/chat/completions", data=question)
             answer = json.load(urllib.request.urlopen(chat))
         finally:
             os.kill(process.pid, signal.SIGTERM)
