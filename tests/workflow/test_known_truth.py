@@ -23,7 +23,7 @@ NOISE = {
     "step_noise": 0.02,
     # Some 2% in the minute that it takes.
     "drift_per_s": 0.0003,
-    "metrics_prefix": "sglang:",
+    "metrics_prefix": "sglang",
 }
 
 

@@ -13,7 +13,7 @@ from project_copy import ProjectCopy
 from scripted_campaign import LIMITS, measurements, use_scripted_servers
 
 # Slow enough that a busy machine's late timers do not void a window.
-SCRIPT = {"ttft_s": 0.01, "step_s": 0.03, "metrics_prefix": "sglang:"}
+SCRIPT = {"ttft_s": 0.01, "step_s": 0.03, "metrics_prefix": "sglang"}
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.50 GiB"
 SECRET = "planted-0123456789-secret"
 

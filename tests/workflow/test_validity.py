@@ -11,10 +11,11 @@ from leverbench.analysis.measurements import as_rows, read_measurements
 from leverbench.analysis.ratios import applied_levers, ratios, read_launches
 from leverbench.records import read_record
 
-SCRIPT = {"ttft_s": 0.005, "step_s": 0.012, "metrics_prefix": "sglang:"}
+SCRIPT = {"ttft_s": 0.005, "step_s": 0.012, "metrics_prefix": "sglang"}
 # Two windows of warm-up, of four requests of seven steps after the first token, two at a time.
 WARM_UP_REQUESTS, WARM_UP_STEPS = 8, 28
-HALF_A_WINDOW_STEPS = 6 * 7
+# Of the window's 12 waves or, where it would be too short else, some 17.
+GOOD_WAVES_STEPS = 8 * 7
 # What the server of a variant does, and the reason that must be found.
 PLANTED = {
     "failing": ({"misbehave": {WARM_UP_REQUESTS + 1: "status"}}, "failed-requests"),
@@ -25,7 +26,8 @@ PLANTED = {
     "forgetful": ({"right_answers": 2}, "probe-failed-after"),
     "popular": ({"strangers_tokens": 5}, "server-shared"),
     "waking": (
-        {"throttled_steps": WARM_UP_STEPS, "throttled_factor": 12.0},
+        # Fast, once awake: the requests that the ladder asks for take 0.7 s.
+        {"step_s": 0.008, "throttled_steps": WARM_UP_STEPS, "throttled_factor": 12.0},
         "window-too-short",
     ),
     "restless": (
@@ -34,9 +36,9 @@ PLANTED = {
     ),
     "tiring": (
         {
-            "throttled_from": WARM_UP_STEPS + HALF_A_WINDOW_STEPS,
+            "throttled_from": WARM_UP_STEPS + GOOD_WAVES_STEPS,
             "throttled_steps": 1000,
-            "throttled_factor": 4.0,
+            "throttled_factor": 6.0,
         },
         "unsteady-window",
     ),
@@ -71,7 +73,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, small_project) -> Project
         ladder={2: 24},
         limits={
             **LIMITS,
-            "min_window_s": 0.6,
+            "min_window_s": 1.0,
             "warm_up_agreement": 0.5,
             "max_warm_up_windows": 2,
         },

@@ -127,11 +127,11 @@ def steady_halves_tok_per_s(window: Window) -> tuple[float, float] | None:
     if interval is None:
         return None
     start_s, stop_s = interval
-    ends_s = sorted(row.ended_s for row in window.rows if start_s <= row.ended_s <= stop_s)
+    ends_s = sorted(row.ended_s for row in window.rows if start_s < row.ended_s <= stop_s)
     if len(ends_s) < HALVES_MIN_WAVES * window.concurrency:
         return None
-    middle_s = ends_s[len(ends_s) // 2]
-    if not start_s < middle_s < stop_s:
+    middle_s = ends_s[(len(ends_s) - 1) // 2]
+    if middle_s == stop_s:
         return None
     return _tok_per_s(window, start_s, middle_s), _tok_per_s(window, middle_s, stop_s)
 

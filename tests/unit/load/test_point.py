@@ -28,7 +28,7 @@ from leverbench.serving.spec import ServerError
 pytestmark = pytest.mark.server
 
 # Slow enough that a busy machine's late timers do not void a window.
-SCRIPT = Script(ttft_s=0.005, step_s=0.01, metrics_prefix="sglang:")
+SCRIPT = Script(ttft_s=0.005, step_s=0.01, metrics_prefix="sglang")
 ASKED = Point(
     workload_name="random",
     workload=Workload("random-ids", 8, 6),
