@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +69,14 @@ def campaign(
 ) -> KnownTruth:
     """The campaign after its run."""
     project = small_project(tmp_path_factory.mktemp("truth"))
+    common = {**NOISE, "drift_from_unix_s": time.time()}
     variants: dict[str, Any] = {"baseline": {}, "again": {"from": "baseline", "control": "a-a"}}
     for name in LAWS.keys() - variants.keys():
-        script = json.dumps({**NOISE, **LAWS[name]})
+        script = json.dumps({**common, **LAWS[name]})
         variants[name] = {"from": "baseline", "lever": name, "env": {"SCRIPT": script}}
     use_scripted_servers(
         project,
-        {**NOISE, **BASE},
+        {**common, **BASE},
         variants={name: variants[name] for name in LAWS},
         ladder=LADDER,
         sessions=SESSIONS,

@@ -1,6 +1,7 @@
 """The plan as a record, as text, and as slices that jobs depend on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,17 @@ def test_slices_survive_the_way_into_a_job(campaign):
     assert Point.from_params(json.loads(json.dumps(point.as_params()))) == point
     assert ProfileSlice.from_params(json.loads(json.dumps(profile.as_params()))) == profile
     assert Patience.from_resources(waiting.as_resources()) == waiting
+
+
+def test_a_limit_that_came_later_is_in_a_slice_only_where_it_is_set(campaign):
+    usual = point_slice(campaign, "random", 8)
+    other = replace(campaign, limits=replace(campaign.limits, max_power_capped_share=1.0))
+    set_so = point_slice(other, "random", 8)
+
+    # Or points that were measured before would be measured again.
+    assert "max_power_capped_share" not in usual.as_params()
+    assert set_so.as_params()["max_power_capped_share"] == 1.0
+    assert Point.from_params(set_so.as_params()) == set_so
 
 
 def test_the_launch_of_an_attached_server_survives_the_way_into_a_job(tmp_path):
