@@ -3,8 +3,8 @@
 It speaks enough of an engine's native HTTP interface, and of OpenAI's, to be loaded, probed and
 watched. A request's first token comes `ttft_s` after its arrival; from then on it belongs to the
 running batch, which steps as one: each step takes `step_s` + `step_per_running_s` * (requests
-running) and brings each of them `tokens_per_step` tokens. Steps keep to absolute deadlines, so that
-a late one does not delay those after it.
+running) and brings each of them `tokens_per_step` tokens; `scripted_truth` has the law in full.
+Steps keep to absolute deadlines, so that a late one does not delay those after it.
 
 Run it with ``python tests/scripted_server.py --port 0``, or in a thread with `serving`.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aiohttp import web
+from scripted_truth import Pace, Times
 
 Misbehaviour = Literal["status", "cut", "no-done", "count", "error", "hang", "garbage"]
 Profiling = Literal["write", "refuse", "never", "empty", "truncated", "foreign", "silent"]
@@ -40,19 +41,13 @@ KERNELS = (("nvjet_tst_64x8", 15.0, 75.0), ("ncclDevKernel_AllReduce_Sum_bf16", 
 STEP_US = 300.0
 
 
-@dataclass(frozen=True)
-class Script:
-    """What the server does.
+@dataclass(frozen=True, kw_only=True)
+class Script(Times):
+    """What the server does, beside how long it takes.
 
     Attributes:
-        ttft_s: From a request's arrival to its first token.
-        step_s: Time of a decode step of an empty batch.
-        step_per_running_s: Further time of a step for each request running.
-        tokens_per_step: Tokens that a step brings each request; above 1 the server calls itself
-            speculative.
         cached_tokens: Prompt tokens of each request that it claims to have found in its cache.
-        slow_first: How many requests at the start are slow, as if the server were not warm.
-        slow_extra_s: By how much their first token is later.
+        says: A line that it prints with each request for tokens.
         events_per_write: Events that go out together.
         split_writes: Whether each write goes out in two halves, some time apart.
         answer: What it answers to a chat.
@@ -76,13 +71,8 @@ class Script:
             goes silent half-way, "garbage" sends no JSON half-way.
     """
 
-    ttft_s: float = 0.0
-    step_s: float = 0.0
-    step_per_running_s: float = 0.0
-    tokens_per_step: int = 1
     cached_tokens: int = 0
-    slow_first: int = 0
-    slow_extra_s: float = 0.0
+    says: str = ""
     events_per_write: int = 1
     split_writes: bool = False
     answer: str = "Paris"
@@ -111,6 +101,7 @@ class Generation:
         arrived_s: When its body had been read.
         openai: Whether it came by OpenAI's interface.
         token_times_s: When each token was made.
+        steps: Decode steps that it was in.
     """
 
     number: int
@@ -120,6 +111,7 @@ class Generation:
     arrived_s: float
     openai: bool = False
     token_times_s: list[float] = field(default_factory=list)
+    steps: int = 0
     counts: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def add(self, tokens: int) -> None:
@@ -179,6 +171,7 @@ class ScriptedServer:
         self.chats = 0
         self.keys: set[str | None] = set()
         self.started_s = time.time()
+        self._pace = Pace(script)
         self._running: list[Generation] = []
         self.in_flight = 0
         self._some_running = asyncio.Event()
@@ -217,15 +210,15 @@ class ScriptedServer:
         stepping.cancel()
 
     async def _step(self) -> None:
-        script = self.script
         while True:
             await self._some_running.wait()
             due_s = time.perf_counter()
             while self._running:
-                due_s += script.step_s + script.step_per_running_s * len(self._running)
+                due_s += self._pace.step_s(len(self._running))
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
                 for generation in self._running:
-                    generation.add(script.tokens_per_step)
+                    generation.steps += 1
+                    generation.add(self._pace.tokens())
                 self._running = [g for g in self._running if not g.done]
                 self._count_recorded_step()
             self._some_running.clear()
@@ -270,6 +263,8 @@ class ScriptedServer:
             openai=openai,
         )
         self.generations.append(generation)
+        if self.script.says:
+            self._print(f"{self.script.says}\n")
         misbehaviour = self.script.misbehave.get(generation.number)
         if misbehaviour == "status":
             message = f"scripted failure ({http.headers.get('Authorization')})"
@@ -288,8 +283,7 @@ class ScriptedServer:
                 self._running.remove(generation)
 
     async def _prefill(self, generation: Generation) -> None:
-        slow = generation.number < self.script.slow_first
-        await asyncio.sleep(self.script.ttft_s + (self.script.slow_extra_s if slow else 0.0))
+        await asyncio.sleep(self._pace.prefill_s(generation.number))
         generation.add(1)
         if not generation.done:
             self._running.append(generation)
@@ -356,8 +350,8 @@ class ScriptedServer:
             "cached_tokens": generation.cached_tokens,
             "finish_reason": {"type": "length", "length": count} if done else None,
         }
-        if self.script.tokens_per_step > 1:
-            meta["spec_accept_length"] = float(self.script.tokens_per_step)
+        if self.script.tokens_per_step > 1 and generation.steps:
+            meta["spec_accept_length"] = count / generation.steps
         return {"output_ids": generation.output_ids(count), "meta_info": meta}
 
     def _usage(self, generation: Generation, count: int) -> dict[str, Any]:
@@ -470,9 +464,11 @@ class ScriptedServer:
 
     def _say(self, line: str, times: int) -> None:
         if self.script.profiling != "silent":
-            text = f"{line}\n" * times
-            self.log += text
-            print(text, end="", flush=True)
+            self._print(f"{line}\n" * times)
+
+    def _print(self, text: str) -> None:
+        self.log += text
+        print(text, end="", flush=True)
 
 
 def make_trace(steps: int, running: int, activities: Sequence[str]) -> bytes:

@@ -9,6 +9,7 @@ from scripted_server import VOCABULARY_SIZE, ScriptedServer
 from leverbench.engines import Address, get_engine
 from leverbench.models.files import ModelFacts
 from leverbench.serving.lease import ServerHandle
+from leverbench.serving.processes import Process
 from leverbench.serving.session import Session
 from leverbench.serving.spec import Cause, ServerError
 
@@ -23,15 +24,25 @@ class ScriptedHandle:
         scripted: The server.
         is_dead: Whether it is found dead when it is looked at.
         server_id: Names the launch.
+        live: Its processes, as they are said to be.
+        listening: Those of them that accept requests.
     """
 
     scripted: ScriptedServer
     is_dead: Callable[[], bool] = field(default=lambda: False)
     server_id: str = SERVER_ID
+    live: list[Process] = field(default_factory=list)
+    listening: list[Process] = field(default_factory=list)
 
     def check_alive(self) -> None:
         if self.is_dead():
             raise ServerError(Cause.SERVER_DIED, "the server has ended", where="scripted")
+
+    def processes(self) -> list[Process]:
+        return self.live
+
+    def listeners(self) -> list[Process]:
+        return self.listening
 
     def log_size(self) -> int:
         return len(self.scripted.log)
@@ -58,6 +69,8 @@ def scripted_session(
             "versions": {"leverbench": "0"},
             "engine": {"name": "scripted", "version": "1"},
             "placement": None,
+            "devices": ["cpu"],
+            "processes": [],
             "recovery": [],
             "effective": effective,
         },

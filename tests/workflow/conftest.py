@@ -1,5 +1,6 @@
 """Copies of the project with a small campaign, with nothing measured or as if all of it was."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,25 +28,32 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arguments")
 
 
-def small_project(directory: Path, arguments: Path) -> ProjectCopy:
-    """Returns a copy of the project with a small campaign and nothing measured."""
-    copy = copy_project(directory)
-    (copy.path / "state").mkdir()
-    (copy.path / "state/arguments").symlink_to(arguments)
-    (copy.path / "config/campaign.yaml").write_text(yaml.safe_dump(CAMPAIGN, sort_keys=False))
-    return copy
+@pytest.fixture(scope="session")
+def small_project(arguments: Path) -> Callable[[Path], ProjectCopy]:
+    """Makes, in a folder, a copy of the project with a small campaign and nothing measured."""
+
+    def make(directory: Path) -> ProjectCopy:
+        copy = copy_project(directory)
+        (copy.path / "state").mkdir()
+        (copy.path / "state/arguments").symlink_to(arguments)
+        (copy.path / "config/campaign.yaml").write_text(yaml.safe_dump(CAMPAIGN, sort_keys=False))
+        return copy
+
+    return make
 
 
 @pytest.fixture
-def project(tmp_path: Path, arguments: Path) -> ProjectCopy:
+def project(tmp_path: Path, small_project: Callable[[Path], ProjectCopy]) -> ProjectCopy:
     """A project with a small campaign and nothing measured."""
-    return small_project(tmp_path, arguments)
+    return small_project(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def measured_once(tmp_path_factory: pytest.TempPathFactory, arguments: Path) -> ProjectCopy:
+def measured_once(
+    tmp_path_factory: pytest.TempPathFactory, small_project: Callable[[Path], ProjectCopy]
+) -> ProjectCopy:
     """A project in which everything has been measured; to be copied, not changed."""
-    copy = small_project(tmp_path_factory.mktemp("measured"), arguments)
+    copy = small_project(tmp_path_factory.mktemp("measured"))
     copy.pretend()
     return copy
 

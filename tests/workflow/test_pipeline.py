@@ -1,10 +1,8 @@
 """Whole campaigns through Snakemake, on the scripted server: what fails, recovers and goes on."""
 
-import csv
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from embedded import events, left_behind, snapshot
 from project_copy import ProjectCopy
+from scripted_campaign import LIMITS, measurements, use_scripted_servers
 from word_model import write_word_model
 
-TESTS = Path(__file__).resolve().parents[1]
 # Slow enough that a busy machine's late timers do not void a window.
-SCRIPT = {"ttft_s": 0.01, "step_s": 0.03, "metrics_prefix": "sglang:"}
-LIMITS = {
-    "min_window_s": 0.2,
-    "warm_up_agreement": 1.0,
-    "start_timeout_s": 60,
-    # What is tested here is what happens to points, not what they measure.
-    "max_strangers_cpu_share": 1.0,
-}
+SCRIPT = {"ttft_s": 0.01, "step_s": 0.03, "metrics_prefix": "sglang"}
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.50 GiB"
 SECRET = "planted-0123456789-secret"
 
@@ -32,24 +23,7 @@ SECRET = "planted-0123456789-secret"
 @pytest.fixture
 def scripted(project: ProjectCopy) -> ProjectCopy:
     """A project whose server is the scripted one, with a campaign of one variant."""
-    model = project.path / "models/m"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"vocab_size": 1000}))
-    engine = {
-        "name": "sglang",
-        "wrapper": [sys.executable, str(TESTS / "scripted_launch.py")],
-        "args": {"mem-fraction-static": 0.4, "enable-metrics": True},
-        "env": {"SCRIPT": json.dumps(SCRIPT)},
-    }
-    project.change(
-        model={"path": "models/m"},
-        engine=engine,
-        variants={"baseline": {}},
-        ladder={1: 4, 2: 8},
-        sessions=1,
-        limits=LIMITS,
-        profile={"concurrency": [2], "steps": 2},
-    )
+    use_scripted_servers(project, SCRIPT, profile={"concurrency": [2], "steps": 2})
     return project
 
 
@@ -159,8 +133,7 @@ def test_recovery_from_too_little_memory(scripted):
     attempts = (scripted.path / "state/attempts/small/greedy").glob("s*/serve.jsonl")
     lines = [json.loads(line) for path in attempts for line in path.read_text().splitlines()]
     assert [(line["session"], line["cause"]) for line in lines] == [(1, "out-of-memory")] * 2
-    with (scripted.path / "results/small/analysis/measurements.csv").open() as file:
-        rows = {(row["variant"], row["session"]): row for row in csv.DictReader(file)}
+    rows = {(row["variant"], row["session"]): row for row in measurements(scripted)}
     assert "mem-fraction-static" in rows["greedy", "1"]["recovery"]
     findings = (scripted.path / "reports/small/findings.md").read_text()
     assert "baseline-as-greedy" in findings
@@ -394,16 +367,11 @@ def test_goodput_is_the_rate_of_requests_within_the_limits(scripted):
     scripted.change(ladder={2: 8}, profile={"concurrency": []}, goodput={"ttft_ms": 5})
 
     assert scripted.snakemake().returncode == 0
-    strict = _rows(scripted)
+    strict = measurements(scripted)
     scripted.change(goodput={"ttft_ms": 60000, "tpot_ms": 60000, "e2e_ms": 60000})
     again = scripted.snakemake()
 
     assert "rule bench:" not in again.stdout
-    (row,) = _rows(scripted)
+    (row,) = measurements(scripted)
     assert strict[0]["goodput_request_per_s"] == "0.0"
     assert row["goodput_request_per_s"] == row["request_per_s"]
-
-
-def _rows(project: ProjectCopy) -> list[dict[str, str]]:
-    with (project.path / "results/small/analysis/measurements.csv").open(newline="") as file:
-        return list(csv.DictReader(file))

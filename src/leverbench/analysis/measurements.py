@@ -67,6 +67,12 @@ COLUMNS = _FIRST | {
     "loop_lag_p99_ms": _REAL,
     "delivered_concurrency": _REAL,
     "answer_agreement": _REAL,
+    "strangers_cpu_share": _REAL,
+    "gpu_power_w": _REAL,
+    "gpu_sm_clock_mhz": _REAL,
+    "gpu_memory_clock_mhz": _REAL,
+    "gpu_temperature_c": _REAL,
+    "gpu_reasons": _TEXT,
     **{f"{name}_digest": _TEXT for name in ("launch", "model", "engine", "workload")},
     "engine_version": _TEXT,
     "leverbench_version": _TEXT,
@@ -341,6 +347,7 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
             "failure_messages": "\n".join(record.get("failure_messages") or ()) or None,
             "answer_agreement": (record.get("agreement") or {}).get("share"),
             "warm_up_agreed": (record.get("warm_up") or {}).get("agreed"),
+            **_gpu_columns(record.get("gpus") or {}),
             "engine_version": (record.get("versions") or {}).get("engine"),
             "leverbench_version": (record.get("versions") or {}).get("leverbench"),
             "placement": placement_text(record.get("placement")),
@@ -369,6 +376,32 @@ def _row(plan: Mapping[str, Any], record: Mapping[str, Any], path: Path) -> Row:
             where=str(path),
             cure="Delete the file and run again: it is made anew, with what depends on it.",
         ) from None
+
+
+def _gpu_columns(gpus: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Returns a point's GPUs in one row: power in all, the lowest clocks, the highest temperature.
+
+    Figures are means over the samples; a reason why clocks were not higher has the largest of the
+    GPUs' shares of samples.
+    """
+
+    def means(name: str) -> list[float]:
+        return [gpu[name]["mean"] for gpu in gpus.values() if gpu[name] is not None]
+
+    power_w = means("power_w")
+    shares: dict[str, float] = {}
+    for gpu in gpus.values():
+        for name, share in (gpu["reasons"] or {}).items():
+            shares[name] = max(share, shares.get(name, 0.0))
+    told = any(gpu["reasons"] is not None for gpu in gpus.values())
+    reasons = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items()))
+    return {
+        "gpu_power_w": sum(power_w) if power_w and len(power_w) == len(gpus) else None,
+        "gpu_sm_clock_mhz": min(means("sm_clock_mhz"), default=None),
+        "gpu_memory_clock_mhz": min(means("memory_clock_mhz"), default=None),
+        "gpu_temperature_c": max(means("temperature_c"), default=None),
+        "gpu_reasons": (reasons or "none") if told else None,
+    }
 
 
 def _last_attempt(path: Path, launch_digest: str | None) -> Mapping[str, Any] | None:

@@ -228,6 +228,7 @@ class Limits:
     warm_up_agreement: float = 0.1
     max_warm_up_windows: int = 8
     max_strangers_cpu_share: float = 0.2
+    max_power_capped_share: float = 0.2
     start_timeout_s: int = 1800
     request_timeout_s: int = 600
 

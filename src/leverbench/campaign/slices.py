@@ -13,6 +13,7 @@ from leverbench.campaign.model import (
     ArgValue,
     Campaign,
     Engine,
+    Limits,
     Probe,
     RecoveryStep,
     Workload,
@@ -143,6 +144,7 @@ class Point:
         warm_up_agreement: Largest difference of two windows that agree, as a share.
         max_warm_up_windows: Windows before an unsteady warm-up is given up.
         max_strangers_cpu_share: Share of the machine's CPU time that others may take.
+        max_power_capped_share: Share of the samples in which a GPU may run at its power limit.
     """
 
     workload_name: str
@@ -154,10 +156,14 @@ class Point:
     warm_up_agreement: float
     max_warm_up_windows: int
     max_strangers_cpu_share: float
+    max_power_capped_share: float = Limits.max_power_capped_share
 
     def as_params(self) -> dict[str, Any]:
-        """Returns the slice as plain values."""
-        return {**asdict(self), "workload": self.workload.as_params()}
+        """Returns the slice as plain values; a limit that came later only where it is set."""
+        params = {**asdict(self), "workload": self.workload.as_params()}
+        if self.max_power_capped_share == Limits.max_power_capped_share:
+            del params["max_power_capped_share"]
+        return params
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Point":
@@ -222,6 +228,7 @@ def point_slice(campaign: Campaign, workload: str, concurrency: int) -> Point:
         warm_up_agreement=campaign.limits.warm_up_agreement,
         max_warm_up_windows=campaign.limits.max_warm_up_windows,
         max_strangers_cpu_share=campaign.limits.max_strangers_cpu_share,
+        max_power_capped_share=campaign.limits.max_power_capped_share,
     )
 
 

@@ -112,6 +112,7 @@ class _Run:
     exchanges: list[_Exchange] = field(default_factory=list)
     loop_lags_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
+    clock_step_s: float = 0.0
 
 
 async def _run(
@@ -133,6 +134,9 @@ async def _run(
                 slots.create_task(_slot(session, url, pending, run, request_timeout_s))
         lag.cancel()
         run.cpu_s = time.process_time() - cpu_start_s
+        # Both clocks are slewed alike: what differs is a step, or time in which all was asleep.
+        wall_s, passed_s = time.time() - run.started_at_unix_s, time.perf_counter() - run.start_s
+        run.clock_step_s = wall_s - passed_s
     return run
 
 
@@ -389,4 +393,5 @@ def _audit(run: _Run, delivered_concurrency: float | None) -> ClientAudit:
     if run.loop_lags_s:
         mean_ms = float(np.mean(run.loop_lags_s) * 1e3)
         p99_ms, max_ms = (np.percentile(run.loop_lags_s, (99, 100)) * 1e3).tolist()
-    return ClientAudit(mean_ms, p99_ms, max_ms, run.cpu_s, delivered_concurrency)
+    step_ms = run.clock_step_s * 1e3
+    return ClientAudit(mean_ms, p99_ms, max_ms, run.cpu_s, delivered_concurrency, step_ms)

@@ -10,6 +10,9 @@ import numpy as np
 from leverbench.campaign.model import Goodput
 from leverbench.load.window import RequestRow, Window
 
+# With fewer completions than this times C, one slow request makes two halves differ.
+HALVES_MIN_WAVES = 8
+
 
 @dataclass(frozen=True)
 class MetricSpec:
@@ -134,11 +137,34 @@ def steady_interval(window: Window) -> tuple[float, float] | None:
     return ends_s[start], ends_s[stop]
 
 
+def steady_halves_tok_per_s(window: Window) -> tuple[float, float] | None:
+    """Returns the throughput of the two halves of the steady interval.
+
+    They meet at the completion in their middle, so each holds as many prefills as decodes; of
+    requests that go in step, whole waves. None with fewer than `HALVES_MIN_WAVES` times C
+    completions in the interval.
+    """
+    interval = steady_interval(window)
+    if interval is None:
+        return None
+    start_s, stop_s = interval
+    ends_s = sorted(row.ended_s for row in window.rows if start_s < row.ended_s <= stop_s)
+    if len(ends_s) < HALVES_MIN_WAVES * window.concurrency:
+        return None
+    middle_s = ends_s[(len(ends_s) - 1) // 2]
+    if middle_s == stop_s:
+        return None
+    return _tok_per_s(window, start_s, middle_s), _tok_per_s(window, middle_s, stop_s)
+
+
 def _steady_output_tok_per_s(window: Window) -> float | None:
     interval = steady_interval(window)
     if interval is None or not window.successful:
         return None
-    start_s, stop_s = interval
+    return _tok_per_s(window, *interval)
+
+
+def _tok_per_s(window: Window, start_s: float, stop_s: float) -> float:
     tokens = sum(
         start_s < time_s <= stop_s for row in window.successful for time_s in row.token_times_s
     )

@@ -17,10 +17,10 @@ from leverbench.campaign.slices import Launch, Patience, Point
 from leverbench.clock import Clock
 from leverbench.load.client import run_window
 from leverbench.load.endpoint import Request
-from leverbench.load.metrics import point_metrics
+from leverbench.load.metrics import point_metrics, steady_halves_tok_per_s
 from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.requests_table import write_no_requests, write_requests
-from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared
+from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared, unsteady
 from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
@@ -32,6 +32,7 @@ from leverbench.serving.failures import (
     attempt_twice,
     require_started,
 )
+from leverbench.serving.gpus import capped_share, gpu_account, sampled, strangers, throttled
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
 from leverbench.serving.strangers import cpu_use
 
@@ -53,6 +54,9 @@ class _Measured:
     agreement: Mapping[str, Any] | None
     counters: Mapping[str, Any]
     strangers_cpu_share: float | None
+    halves_tok_per_s: tuple[float, float] | None
+    gpus: Mapping[str, Any] | None
+    gpu_strangers: Sequence[int] | None
     reasons: tuple[InvalidReason, ...]
     timing_s: Mapping[str, float]
 
@@ -152,15 +156,20 @@ def _measure(
         counters_before = session.api.counters(session.address, ASK_TIMEOUT_S)
         log_from = session.server.log_size()
         processes = session.server.processes()
-        clock.lap("prepare")
-        cpu_before = cpu_use(processes)
-        window = run_window(
-            endpoint, asked, point.concurrency, request_timeout_s=patience.request_s
-        )
+        devices = session.evidence["devices"]
+        on_gpus = strangers(devices, processes)
+        with sampled(devices) as samples:
+            clock.lap("prepare")
+            cpu_before = cpu_use(processes)
+            window = run_window(
+                endpoint, asked, point.concurrency, request_timeout_s=patience.request_s
+            )
+            cpu_after = cpu_use(processes)
+            clock.lap("window")
         # Without the server's processes, its own work would look like others'.
-        strangers = None if session.attach else cpu_use(processes).strangers_share(cpu_before)
-        clock.lap("window")
-        session.server.check_alive()
+        others = None if session.attach else cpu_after.strangers_share(cpu_before)
+        session.check_same()
+        on_gpus = _either(on_gpus, strangers(devices, session.server.processes()))
         log = session.server.read_log(log_from)
         counters_after = session.api.counters(session.address, ASK_TIMEOUT_S)
         after = ask_probe(session.api, session.address, launch.probe, before["answer"])
@@ -179,10 +188,20 @@ def _measure(
     )
     if not warm_up["agreed"]:
         reasons.append(InvalidReason.UNSTEADY_WARM_UP)
+    halves = steady_halves_tok_per_s(window)
+    if unsteady(halves, point.warm_up_agreement):
+        reasons.append(InvalidReason.UNSTEADY_WINDOW)
     compiled = _compiled(session.engine.compile_pattern, log) if log else None
     if compiled:
         reasons.append(InvalidReason.COMPILED_IN_WINDOW)
-    if strangers is not None and strangers > point.max_strangers_cpu_share:
+    gpus = gpu_account(samples)
+    if throttled(gpus):
+        reasons.append(InvalidReason.GPU_THROTTLED)
+    if capped_share(gpus) > point.max_power_capped_share:
+        reasons.append(InvalidReason.GPU_CAPPED)
+    if on_gpus:
+        reasons.append(InvalidReason.GPU_SHARED)
+    if others is not None and others > point.max_strangers_cpu_share:
         reasons.append(InvalidReason.MACHINE_SHARED)
     if server_shared(window, counters_before, counters_after):
         reasons.append(InvalidReason.SERVER_SHARED)
@@ -196,7 +215,10 @@ def _measure(
         probe={"before": before, "after": after},
         agreement=agreement,
         counters={"before": counters_before, "after": counters_after},
-        strangers_cpu_share=strangers,
+        strangers_cpu_share=others,
+        halves_tok_per_s=halves,
+        gpus=gpus,
+        gpu_strangers=on_gpus,
         reasons=tuple(reasons),
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
@@ -325,6 +347,12 @@ def _expected_s(asked: Sequence[Request], warm_up: Window) -> float:
     return min(inputs / then_inputs, outputs / then_outputs) * warm_up.duration_s
 
 
+def _either(before: list[int] | None, after: list[int] | None) -> list[int] | None:
+    """Returns who was there before or after; None where nobody was seen and one look failed."""
+    seen = sorted({*(before or ()), *(after or ())})
+    return None if not seen and None in (before, after) else seen
+
+
 def _compiled(pattern: re.Pattern[str], log: str) -> str | None:
     return next((line.strip()[:200] for line in log.splitlines() if pattern.search(line)), None)
 
@@ -364,6 +392,9 @@ def _row(
         "agreement": measured.agreement,
         "counters": dict(measured.counters),
         "strangers_cpu_share": measured.strangers_cpu_share,
+        "halves_tok_per_s": measured.halves_tok_per_s,
+        "gpus": measured.gpus,
+        "gpu_strangers": measured.gpu_strangers,
         "timing_s": dict(measured.timing_s),
     }
 

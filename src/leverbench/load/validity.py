@@ -15,6 +15,10 @@ MIN_DELIVERED_SHARE = 0.95
 # A prompt of random ids begins, by chance, like one of the many that an unflushed cache holds: by a
 # token or two.
 MAX_CHANCE_CACHED_SHARE = 0.02
+# Two halves of a window are each shorter than a window, and vary more than two of those.
+MAX_HALVES_PER_AGREEMENT = 2.0
+# Reading two clocks takes microseconds; a process that is put aside in between, milliseconds.
+MAX_CLOCK_STEP_MS = 50.0
 
 
 class InvalidReason(StrEnum):
@@ -27,10 +31,15 @@ class InvalidReason(StrEnum):
     PREFIX_CACHE_HITS = "prefix-cache-hits"
     WINDOW_TOO_SHORT = "window-too-short"
     UNSTEADY_WARM_UP = "unsteady-warm-up"
+    UNSTEADY_WINDOW = "unsteady-window"
     COMPILED_IN_WINDOW = "compiled-in-window"
     PROBE_FAILED_AFTER = "probe-failed-after"
     MACHINE_SHARED = "machine-shared"
     SERVER_SHARED = "server-shared"
+    GPU_THROTTLED = "gpu-throttled"
+    GPU_CAPPED = "gpu-capped"
+    GPU_SHARED = "gpu-shared"
+    CLOCK_STEP = "clock-step"
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,11 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
     ),
     InvalidReason.WINDOW_TOO_SHORT: InvalidSpec("the window is shorter than the limit", False),
     InvalidReason.UNSTEADY_WARM_UP: InvalidSpec("warm-up windows did not come to agree", False),
+    InvalidReason.UNSTEADY_WINDOW: InvalidSpec(
+        "the window's second half ran at another rate than its first, by over twice"
+        " limits.warm_up_agreement",
+        False,
+    ),
     InvalidReason.COMPILED_IN_WINDOW: InvalidSpec(
         "the server compiled, tuned or captured a graph within the window", True
     ),
@@ -74,6 +88,17 @@ INVALID: Mapping[InvalidReason, InvalidSpec] = {
     InvalidReason.SERVER_SHARED: InvalidSpec(
         "the server generated more tokens in the window than this client received: others use it",
         True,
+    ),
+    InvalidReason.GPU_THROTTLED: InvalidSpec(
+        "heat, or too little power from outside, slowed a GPU down", True
+    ),
+    InvalidReason.GPU_CAPPED: InvalidSpec(
+        "a GPU ran at its power limit for more of the window than limits.max_power_capped_share",
+        True,
+    ),
+    InvalidReason.GPU_SHARED: InvalidSpec("another program used a GPU of the server", True),
+    InvalidReason.CLOCK_STEP: InvalidSpec(
+        "the machine's clock was set, or the machine slept: over 50 ms", True
     ),
     InvalidReason.PROBE_FAILED_AFTER: InvalidSpec(
         "the probe was answered wrongly after the window", False
@@ -111,8 +136,22 @@ def judge(
         InvalidReason.PREFIX_CACHE_HITS: not prefix_hits_expected
         and _cached_share(window) > (0 if cache_flushed else MAX_CHANCE_CACHED_SHARE),
         InvalidReason.WINDOW_TOO_SHORT: window.duration_s < min_window_s,
+        InvalidReason.CLOCK_STEP: abs(window.audit.clock_step_ms or 0.0) > MAX_CLOCK_STEP_MS,
     }
     return tuple(reason for reason, holds in found.items() if holds)
+
+
+def unsteady(halves_tok_per_s: tuple[float, float] | None, agreement: float) -> bool:
+    """Returns whether a window's halves differ by more than those of a steady server do.
+
+    Args:
+        halves_tok_per_s: By `steady_halves_tok_per_s`; None is not judged.
+        agreement: Largest difference of two warm-up windows that agree, as a share.
+    """
+    if halves_tok_per_s is None:
+        return False
+    slower, faster = sorted(halves_tok_per_s)
+    return faster > slower * (1 + MAX_HALVES_PER_AGREEMENT * agreement)
 
 
 def server_shared(

@@ -79,6 +79,8 @@ class ClientAudit:
         cpu_s: CPU time of the client's process during the window.
         delivered_concurrency: Mean number of requests in flight, from the start until the last
             request was sent; None unless there were more requests than slots.
+        clock_step_ms: By how much the wall clock was set during the window, forwards or (negative)
+            backwards; None where it was not looked at.
     """
 
     loop_lag_mean_ms: float | None
@@ -86,6 +88,7 @@ class ClientAudit:
     loop_lag_max_ms: float | None
     cpu_s: float
     delivered_concurrency: float | None
+    clock_step_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,17 @@ class AttachedServer:
             now = _ask(self.api, self.address)
         except NoAnswer as error:
             what = f"it does not answer any more ({error})"
-        else:
-            if _server_id(self.launch, now) == self.server_id:
-                return
+            raise ServerError(Cause.SERVER_DIED, what, where=self.address.url) from None
+        if _server_id(self.launch, now) != self.server_id:
             what = "another server answers: started again, set otherwise, or one of several there"
-        raise ServerError(Cause.SERVER_DIED, what, where=self.address.url)
+            raise ServerError(Cause.SERVER_RESTARTED, what, where=self.address.url)
 
     def processes(self) -> list[Process]:
         """Returns none: which processes are the server's is not known."""
+        return []
+
+    def listeners(self) -> list[Process]:
+        """Returns none, for the same reason: what it tells of itself is compared instead."""
         return []
 
     def log_size(self) -> int:

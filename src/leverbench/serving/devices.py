@@ -9,11 +9,12 @@ from pathlib import Path
 from leverbench.serving.locks import run_dir
 
 TOLERANCE_MIB = 512
+FORMAT = ("--format=csv,noheader,nounits",)
 
 
 def nvidia_smi(*arguments: str) -> list[list[str]] | None:
     """Returns the cells of nvidia-smi's answer, or None without an answer."""
-    command = ["nvidia-smi", *arguments, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", *arguments, *FORMAT]
     try:
         answer = subprocess.run(
             command,

@@ -21,7 +21,7 @@ from leverbench.serving import locks
 from leverbench.serving.devices import quarantine_path
 from leverbench.serving.locks import State, open_lock, read_state, try_lock
 from leverbench.serving.owner import owner_lock, run_alive, sweep
-from leverbench.serving.processes import KEEPER_MARK, Process, alive, descendants
+from leverbench.serving.processes import KEEPER_MARK, Process, alive, descendants, listens
 from leverbench.serving.spec import PORT, Cause, ServerError, ServerSpec
 
 __all__ = [
@@ -105,6 +105,10 @@ class ServerHandle:
     def processes(self) -> list[Process]:
         """Returns the live processes of the server, as (pid, start time in ticks since boot)."""
         return [p for p in descendants(self.keeper.pid) if p != self.guardian]
+
+    def listeners(self) -> list[Process]:
+        """Returns those of its processes that accept requests; none where it cannot be seen."""
+        return [process for process in self.processes() if listens(self.port, [process])]
 
     def log_size(self) -> int:
         """Returns the present size of the server's log in bytes."""

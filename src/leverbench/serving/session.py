@@ -74,6 +74,10 @@ class Server(Protocol):
         """Returns its live processes; none where they are not known."""
         ...
 
+    def listeners(self) -> list[Process]:
+        """Returns those of them that accept requests; none where it cannot be seen."""
+        ...
+
     def log_size(self) -> int:
         """Returns the present size of its log in bytes."""
         ...
@@ -115,6 +119,26 @@ class Session:
     def may_flush(self) -> bool:
         """Whether the server's prefix cache is ours to empty."""
         return self.attach is None or self.attach.flush_cache
+
+    def check_same(self) -> None:
+        """Returns if the server is there, and is answered by a process of its launch.
+
+        A program that was launched to look after a server may have started it again: then all
+        that the launch has proven is of the one before.
+
+        Raises:
+            ServerError: It has ended, or is another one.
+        """
+        self.server.check_alive()
+        launched = {(process["pid"], process["started"]) for process in self.evidence["processes"]}
+        listening = self.server.listeners()
+        if listening and launched.isdisjoint(listening):
+            raise ServerError(
+                Cause.SERVER_RESTARTED,
+                "the server was started again by the program that was launched",
+                where=self.server.server_id,
+                cure="Look in its log for why; it is launched anew when it has been stopped.",
+            )
 
     def flush_cache(self) -> None:
         """Empties the server's prefix cache, where that is allowed."""
@@ -294,7 +318,7 @@ def open_session(
                 evidence = records.read_record(path)
             if evidence["outcome"] != Outcome.OK:
                 raise LastingFailure(Outcome(evidence["outcome"]), evidence["detail"])
-            yield Session(
+            session = Session(
                 server=found.server,
                 address=found.address,
                 engine=engine,
@@ -306,6 +330,8 @@ def open_session(
                 attach=attach,
                 nonce=nonce,
             )
+            session.check_same()
+            yield session
     except ServerError as error:
         raise _failure(error, engine, patience, recovery) from error
     except NoAnswer as error:

@@ -23,6 +23,7 @@ class Cause(StrEnum):
     START_TIMEOUT = "start-timeout"
     PORT_IN_USE = "port-in-use"
     SERVER_DIED = "server-died"
+    SERVER_RESTARTED = "server-restarted"
     DEVICE_BUSY = "device-busy"
     QUARANTINED = "quarantined"
     OWNER_GONE = "owner-gone"

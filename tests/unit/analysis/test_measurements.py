@@ -89,6 +89,28 @@ def test_fields_come_from_their_places_in_the_record(campaign):
     assert row["valid"] is True
 
 
+def test_gpus_of_a_server_are_one_row(campaign):
+    def gpu(power_w, sm_clock_mhz, reasons):
+        figures = {"power_w": power_w, "sm_clock_mhz": sm_clock_mhz, "memory_clock_mhz": None}
+        ranges = {k: v and {"mean": v, "min": v, "max": v} for k, v in figures.items()}
+        return {"samples": 9, **ranges, "temperature_c": None, "reasons": reasons}
+
+    path = campaign.point("float32", 1, 16)
+    gpus = {"gpu0": gpu(300.0, 1980.0, {"power-cap": 0.125}), "gpu1": gpu(400.0, 1500.0, {})}
+    campaign.alter(path, gpus=gpus)
+    row = find(campaign, "float32", 1, 16)
+    assert (row["gpu_power_w"], row["gpu_sm_clock_mhz"]) == (700, 1500)
+    assert row["gpu_memory_clock_mhz"] is row["gpu_temperature_c"] is None
+    assert row["gpu_reasons"] == "power-cap 12%"
+
+    # The power of one of two GPUs is not that of the server.
+    campaign.alter(path, gpus={"gpu0": gpu(300.0, 1980.0, {}), "gpu1": gpu(None, 1500.0, None)})
+    row = find(campaign, "float32", 1, 16)
+    assert row["gpu_power_w"] is None
+    assert row["gpu_reasons"] == "none"
+    assert find(campaign, "float32", 1, 8)["gpu_reasons"] is None
+
+
 def test_no_data_is_an_empty_cell_and_floats_come_back_exactly(campaign, tmp_path):
     campaign.alter_metrics(campaign.point("baseline", 1, 1), output_tok_per_s=0.1 + 0.2)
     analyse(campaign.plan, campaign.points, campaign.attempts, tmp_path)

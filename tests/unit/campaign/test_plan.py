@@ -124,6 +124,17 @@ def test_slices_survive_the_way_into_a_job(campaign):
     assert Patience.from_resources(silent.as_resources()) == silent
 
 
+def test_a_limit_that_came_later_is_in_a_slice_only_where_it_is_set(campaign):
+    usual = point_slice(campaign, "random", 8)
+    other = replace(campaign, limits=replace(campaign.limits, max_power_capped_share=1.0))
+    set_so = point_slice(other, "random", 8)
+
+    # Or points that were measured before would be measured again.
+    assert "max_power_capped_share" not in usual.as_params()
+    assert set_so.as_params()["max_power_capped_share"] == 1.0
+    assert Point.from_params(set_so.as_params()) == set_so
+
+
 def test_the_launch_of_an_attached_server_survives_the_way_into_a_job(tmp_path):
     head = HEAD.replace("{path: models/m}", "{token_ids: [10, 90]}").replace(
         ", args: {dtype: bfloat16, device: cpu}, env: {OMP_NUM_THREADS: 1}", ""

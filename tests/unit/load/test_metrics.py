@@ -1,6 +1,11 @@
 import pytest
 
-from leverbench.load.metrics import METRICS, point_metrics, steady_interval
+from leverbench.load.metrics import (
+    METRICS,
+    point_metrics,
+    steady_halves_tok_per_s,
+    steady_interval,
+)
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
 
 AUDIT = ClientAudit(0.1, 0.5, 1.0, 2.0, None)
@@ -140,3 +145,27 @@ def test_no_token_at_all_is_never_steady(row):
     rows = [row(float(n), failure=Failure.STATUS, ended_s=n + 1.0) for n in range(9)]
 
     assert steady_interval(window(*rows)) is None
+
+
+def test_halves_of_requests_that_go_in_step_are_whole_waves(lockstep):
+    # 2 slots * 3 tokens each 10 s, before and after the middle.
+    assert steady_halves_tok_per_s(lockstep(concurrency=2, waves=12)) == pytest.approx((0.6, 0.6))
+    assert steady_halves_tok_per_s(lockstep(concurrency=2, waves=13)) == pytest.approx((0.6, 0.6))
+
+
+@pytest.mark.parametrize(("waves", "have_halves"), [(8, False), (9, True)])
+def test_halves_need_eight_turns_of_every_slot(lockstep, waves, have_halves):
+    halves = steady_halves_tok_per_s(lockstep(concurrency=4, waves=waves))
+
+    assert (halves is not None) is have_halves
+
+
+def test_halves_meet_where_half_of_the_requests_are_done(row):
+    # One slot: six requests of a second and 2 tokens, then six of four seconds.
+    starts_s = [*map(float, range(6)), *(6.0 + 4 * n for n in range(6))]
+    ends_s = [*starts_s[1:], 30.0]
+    rows = [row(s, s + 0.5, e) for s, e in zip(starts_s, ends_s, strict=True)]
+
+    # From 1 s to 30 s eleven requests end: six by 10 s, with 12 tokens; five after, with 10.
+    assert steady_interval(window(*rows)) == (1.0, 30.0)
+    assert steady_halves_tok_per_s(window(*rows)) == pytest.approx((12 / 9, 10 / 20))

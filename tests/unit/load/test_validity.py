@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from leverbench.load.metrics import point_metrics
-from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared
+from leverbench.load.validity import INVALID, InvalidReason, judge, server_shared, unsteady
 from leverbench.load.window import ClientAudit, Failure, RequestRow, Window
 
 # Two slots, three requests of two tokens, 50 ms apart: mean TPOT 50 ms.
@@ -121,6 +121,21 @@ def test_others_work_shows_in_the_server_s_counters(window, before, after, share
     assert server_shared(window, before, after) is shared
 
 
+@pytest.mark.parametrize(
+    ("halves", "is_unsteady"),
+    [((100, 119), False), ((100, 121), True), ((121, 100), True), ((0, 5), True), (None, False)],
+)
+def test_halves_may_differ_by_twice_what_warm_up_windows_may(halves, is_unsteady):
+    assert unsteady(halves, agreement=0.1) is is_unsteady
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "stepped"), [(49.0, False), (51.0, True), (-51.0, True), (None, False)]
+)
+def test_a_clock_step_of_over_50_ms_in_either_direction(step_ms, stepped):
+    assert reasons(with_audit(clock_step_ms=step_ms)) == (("clock-step",) if stepped else ())
+
+
 def test_window_too_short():
     assert reasons(GOOD, min_window_s=1.0) == ()
     assert reasons(GOOD, min_window_s=1.1) == ("window-too-short",)
@@ -147,5 +162,6 @@ def test_what_depends_on_the_result_is_never_retried():
         "wrong-token-count",
         "window-too-short",
         "unsteady-warm-up",
+        "unsteady-window",
         "probe-failed-after",
     }

@@ -299,7 +299,7 @@ def test_a_server_must_be_the_same_when_the_block_ends(server):
 
     with pytest.raises(PassingFailure, match="another server answers: started again") as caught:
         use(campaign(server.url), change)
-    assert (caught.value.cause, caught.value.retry) == ("server-died", True)
+    assert (caught.value.cause, caught.value.retry) == ("server-restarted", True)
 
 
 def test_a_server_that_is_gone_is_a_passing_failure(project):

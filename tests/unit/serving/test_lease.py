@@ -34,6 +34,7 @@ def test_a_server_is_kept_between_leases_until_it_is_stopped(owning: World) -> N
         assert first.started_at_unix_s < first.ready_at_unix_s < time.time()
         assert first.server in first.processes()
         assert len(first.processes()) == 3
+        assert first.listeners() == [first.server]
         for pid, _ in first.processes():
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             assert {b"LEVER=on", b"SPT_NOENV=1"} <= set(environment)
@@ -52,6 +53,22 @@ def test_a_server_is_kept_between_leases_until_it_is_stopped(owning: World) -> N
     assert owning.living() == []
     assert [e["reason"] for e in owning.events("stop")] == ["requested"]
     assert [e["label"] for e in owning.events("measure-begin", "measure-end")] == ["label-a"] * 2
+
+
+def test_who_listens_tells_of_a_server_that_was_started_again(owning: World) -> None:
+    # Launched: a program that looks after the server. It lives on when the server is another.
+    fields = owning.spec()
+    again = "import subprocess, sys\nwhile True: subprocess.run(sys.argv[1:])"
+    python = fields["argv"][0]
+    fields["argv"] = [python, "-IS", "-c", again, *fields["argv"]]
+    with lease(ServerSpec(**fields), measured=False, timeout_s=5) as server:
+        (first,) = server.listeners()
+        assert first != server.server
+        os.kill(first.pid, signal.SIGKILL)
+        wait_for(lambda: server.listeners() not in ([], [first]))
+        server.check_alive()
+        assert len(server.listeners()) == 1
+    assert stop_now(owning.project(), timeout_s=5)
 
 
 def test_stop_now_leaves_other_projects_alone(owning: World) -> None:
