@@ -19,7 +19,7 @@ LAUNCH_NOISE = 0.015
 # Alone, a request has steps of 24 ms and 180 ms in all; of four, each step is 36 ms.
 BASE = {"ttft_s": 0.012, "step_s": 0.020, "step_per_running_s": 0.004}
 NOISE = {
-    "seed": 7,
+    "seed": 65,
     "launch_noise": LAUNCH_NOISE,
     "step_noise": 0.02,
     # Some 2% in the minute that it takes.
@@ -127,3 +127,27 @@ def test_ratios_are_near_the_truth(campaign):
 
 def test_every_launch_has_a_factor_of_its_own(campaign):
     assert (campaign.project.path / "state/launches").stat().st_size == len(LAWS) * SESSIONS
+
+
+def test_what_is_planted_lies_inside_its_interval_and_is_judged_right(campaign):
+    path = campaign.project.path / "results/small/analysis/verdicts.json"
+    judged = {
+        (v["variant"], v["concurrency"]): v
+        for v in json.loads(path.read_text())
+        if v["metric"] == "output_tok_per_s"
+    }
+    assert judged.keys() == {(name, c) for name in LAWS.keys() - {"baseline"} for c in LADDER}
+    # Launches have the same noise in every run of this test: what is inside stays inside.
+    for key, verdict in judged.items():
+        assert verdict["low"] < campaign.truth[key] < verdict["high"], verdict
+        assert verdict["sessions"] == SESSIONS
+        assert not verdict["unblocked"]
+    for concurrency in LADDER:
+        assert judged["again", concurrency]["p_holm"] is None
+        assert judged["again", concurrency]["verdict"] not in ("faster", "slower")
+        assert judged["faster", concurrency]["verdict"] == "faster"
+        assert judged["slower", concurrency]["verdict"] == "slower"
+    assert judged["crossing", 1]["verdict"] == "faster"
+    assert judged["crossing", 4]["verdict"] == "slower"
+    findings = (campaign.project.path / "reports/small/findings.md").read_text()
+    assert "Crossover between C=1 and C=4; both are decided." in findings
