@@ -32,11 +32,11 @@ from leverbench.analysis.effects import Contrasts, against_parents, compare
 from leverbench.analysis.verdicts import (
     LEVEL,
     LEVEL_PER_LOOK,
-    MARGIN,
-    MOST_SESSIONS,
     Word,
     decide,
 )
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
+from leverbench.project import MOST_SESSIONS
 
 SEED = 20251
 SESSIONS = (2, 3, 5)
@@ -70,7 +70,7 @@ def fixed(campaigns: int, sessions: int) -> dict[str, float]:
     """Returns the figures of campaigns with a fixed number of sessions."""
     null = judged(simulate(campaigns, sessions))
     six = judged(simulate(campaigns, sessions, effect=np.log(1.06)))
-    margin = judged(simulate(campaigns, sessions, effect=np.log1p(MARGIN)))
+    margin = judged(simulate(campaigns, sessions, effect=np.log1p(DEFAULT_EQUAL_WITHIN)))
     noisy = judged(simulate(campaigns, sessions, noise=3.0))
     return {
         "coverage": covered(null[0]).mean(),
@@ -110,7 +110,9 @@ def judged(
 ) -> tuple[list[Contrasts], NDArray[np.object_]]:
     """Returns the comparisons by concurrency, and the verdicts (n, concurrencies, variants)."""
     cells = [compare(y[:, c], AGAINST_BASELINE) for c in range(CONCURRENCIES)]
-    words = decide(cells, sessions=y.shape[-1], level=level, margin=np.log1p(MARGIN)).words
+    words = decide(
+        cells, sessions=y.shape[-1], level=level, margin=np.log1p(DEFAULT_EQUAL_WITHIN)
+    ).words
     return cells, words
 
 

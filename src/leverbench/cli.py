@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
 from leverbench.errors import LeverbenchError
 from leverbench.project import DEFAULT_CAMPAIGN, ignored, preflight, read_project
 
@@ -24,7 +25,9 @@ def main() -> None:
     command.add_argument("table", type=Path, help="CSV file, one row a measured point")
     command.add_argument("--out", type=Path, default=Path("verdicts.json"), help="file to write")
     command.add_argument("--until", action="store_true", help="one of several looks: judge at 1%%")
-    command.add_argument("--equal-within", type=float, default=0.03, help="margin of equal (0.03)")
+    command.add_argument(
+        "--equal-within", type=float, default=DEFAULT_EQUAL_WITHIN, help="margin of equal"
+    )
     _add_import(commands)
     arguments = parser.parse_args()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leverbench.errors import LeverbenchError
-from leverbench.serving.owner import run_alive
+from leverbench.serving.owner import inner_environment, run_alive
 from leverbench.serving.processes import die_with_parent
 
 _POLL_S = 0.5
@@ -28,12 +28,11 @@ def run(targets: Sequence[str], config: Sequence[str], cores: int) -> None:
         LeverbenchError: The run failed, or a target is missing after it.
     """
     command = [sys.executable, "-m", "snakemake", "--nolock", "--profile", "none"]
-    # By name: a run that names a target does not go on to a next look by itself.
-    command += ["--cores", str(cores), *(targets or ["all"]), "--config", *config]
+    command += ["--cores", str(cores), *targets, "--config", *config]
     parent, project = os.getpid(), Path.cwd()
-    # The words above are all that is meant to tell an inner run what to do.
-    environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
-    inner = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
+    inner = subprocess.Popen(
+        command, env=inner_environment(), preexec_fn=lambda: die_with_parent(parent)
+    )
     while True:
         try:
             returncode = inner.wait(_POLL_S)

@@ -1,10 +1,9 @@
 """A project directory and the campaign that a Snakemake run in it is about."""
 
 import gc
-import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,12 +24,13 @@ from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import redacted
 from leverbench.serving.attached import require_answer
-from leverbench.serving.failures import RECOVERABLE
+from leverbench.serving.failures import RECOVERABLE, SUCCESSES
 from leverbench.serving.machine import machine_fingerprint, require_gpus
 from leverbench.serving.owner import (
     clear_stale_lock,
     hold_owner,
     is_dry_run,
+    is_inner,
     stop_now,
     take_turn,
 )
@@ -43,6 +43,8 @@ _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 _MEASURING = frozenset({"serve", "bench", "profile"})
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
+# Where a campaign that runs until it is decided stops in any case.
+MOST_SESSIONS = 10
 
 
 @dataclass(frozen=True)
@@ -283,34 +285,43 @@ class Project:
         measured = sum(Path(record).exists() for record in self.point_records())
         return describe(self.campaign, self.order, self.directory / HISTORY, measured)
 
-    def end(self, *, failed: bool, whole: bool) -> None:
+    def end(self, *, failed: bool, again: Callable[[], None] | None) -> None:
         """Ends the server that this run kept, and says where the report is.
 
         Of a run that failed it is rendered here, from what exists. A campaign that runs until it
-        is decided, and is not, goes on: this process starts again as the same command.
+        is decided, and is not, goes on.
 
         Args:
             failed: Whether the run failed.
-            whole: Whether it was to make all of the campaign.
+            again: Starts the same run again, in place of this process; None for a run that was
+                to make a part of the campaign only.
         """
         stop_now(self.directory)
-        if self.campaign.until and whole and not failed and not self.only:
-            self._look_again()
+        settled = self.campaign.until is None or (failed and not self._only_gate_failed())
+        if again is not None and not settled and self._grows():
+            last = max(session for _, session in self.order)
+            told = f"leverbench: not decided after session {last}: session {last + 1} is next"
+            print(told, file=sys.stderr, flush=True)
+            again()
         page = Path("reports") / self.campaign.name / "index.html"
         if failed:
             self._report_what_exists()
         elif page.exists():
             print(f"leverbench: the report is {page}", file=sys.stderr, flush=True)
 
-    def _look_again(self) -> None:
-        again = read_project(self.directory, self.config)
-        if all(Path(path).exists() for path in again.session_records()):
-            return
-        sessions = max(session for _, session in again.order)
-        told = f"leverbench: not decided after session {sessions - 1}: session {sessions} is next"
-        print(told, file=sys.stderr, flush=True)
-        # Locks end with the process image: the same command, with all of its words, has them anew.
-        os.execv(sys.executable, [sys.executable, "-m", "snakemake", *sys.argv[1:]])
+    def _grows(self) -> bool:
+        """Returns whether the records of now ask for more sessions than this run planned."""
+        return len(self.order) < len(read_project(self.directory, self.config).order)
+
+    def _only_gate_failed(self) -> bool:
+        """Returns whether all was made, and lasting failures among it failed the run."""
+        page = Path("reports") / self.campaign.name / "index.html"
+        made = [Path(path) for session in self.order for path in self.records_of(*session)]
+        if not page.exists() or not all(path.exists() for path in made):
+            return False
+        if page.stat().st_mtime < max(path.stat().st_mtime for path in made):
+            return False
+        return any(records.read_record(path).get("outcome") not in SUCCESSES for path in made)
 
     def _report_what_exists(self) -> None:
         """Renders the report of a run that failed, from the records that exist, holes named."""
@@ -481,46 +492,58 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
                 where=campaign.file,
                 cure=f"Variants are: {', '.join(campaign.variants)}.",
             )
-    campaign = _until_decided(campaign, directory)
+    # Some variants alone make no whole block.
+    campaign = _until_decided(campaign, directory, grow=not only)
     order = planned_order(campaign, directory / "results" / campaign.name)
     return Project(directory, campaign, plan_record(campaign, order), only, order, dict(config))
 
 
-def _until_decided(campaign: Campaign, directory: Path) -> Campaign:
+def _until_decided(campaign: Campaign, directory: Path, *, grow: bool) -> Campaign:
     """Returns the campaign with a session more, where it runs until it is decided and is not.
 
     The records alone say so: a run that was interrupted goes on where it was.
+
+    Args:
+        campaign: The resolved campaign.
+        directory: The project directory.
+        grow: Whether there may be a session more than those that were begun.
     """
     results = directory / "results" / campaign.name
     if campaign.until is None or not (results / "plan.json").exists():
         return campaign
+    if is_inner():
+        # The run that started this one has looked.
+        planned = records.read_record(results / "plan.json")["variants"]
+        known = {name: planned[name]["sessions"] for name in campaign.variants if name in planned}
+        return _with_sessions(campaign, known)
     measured = [len(list((results / v).glob("s[1-9]*/server.json"))) for v in campaign.variants]
     asked = max(variant.sessions for variant in campaign.variants.values())
-    campaign = _with_sessions(campaign, max(asked, min(measured)))
+    sessions = max(asked, min(measured))
+    campaign = _with_sessions(campaign, dict.fromkeys(campaign.variants, sessions))
     order = planned_order(campaign, results)
     plan = plan_record(campaign, order)
     project = Project(directory, campaign, plan, (), order, {})
-    if not all(
-        (directory / path).exists() for session in order for path in project.records_of(*session)
-    ):
+    made = (directory / path for session in order for path in project.records_of(*session))
+    if not grow or sessions >= MOST_SESSIONS or not all(path.exists() for path in made):
         return campaign
     # The libraries behind verdicts are slow to import, and few campaigns need them here.
     from leverbench import analysis
-    from leverbench.analysis.verdicts import MOST_SESSIONS, Word
+    from leverbench.analysis.verdicts import Word
 
-    paths = [directory / path for path in project.measured_records()]
-    judged = analysis.judge_campaign(
-        plan, results, paths, directory / "state/attempts" / campaign.name
-    )
-    sessions = max(asked, min(measured))
-    if sessions < MOST_SESSIONS and any(v.verdict == Word.UNDECIDED for v in judged):
-        return _with_sessions(campaign, sessions + 1)
-    return campaign
+    points = [directory / path for path in project.measured_records()]
+    attempts = directory / "state/attempts" / campaign.name
+    judged = analysis.judge_campaign(plan, results, points, attempts)
+    if all(verdict.verdict != Word.UNDECIDED for verdict in judged):
+        return campaign
+    return _with_sessions(campaign, dict.fromkeys(campaign.variants, sessions + 1))
 
 
-def _with_sessions(campaign: Campaign, sessions: int) -> Campaign:
-    variants = campaign.variants.items()
-    return replace(campaign, variants={name: replace(v, sessions=sessions) for name, v in variants})
+def _with_sessions(campaign: Campaign, sessions: Mapping[str, int]) -> Campaign:
+    variants = {
+        name: replace(variant, sessions=sessions.get(name, variant.sessions))
+        for name, variant in campaign.variants.items()
+    }
+    return replace(campaign, variants=variants)
 
 
 def preflight(campaign: Campaign, directory: Path) -> None:

@@ -354,6 +354,36 @@ def test_a_campaign_runs_until_it_is_decided(scripted):
     assert left_behind(scripted) == {}
 
 
+def test_one_job_a_session_goes_on_until_it_is_decided_too(scripted):
+    scripted.change(
+        variants={
+            "baseline": {},
+            "broken": {"from": "baseline", "env": {"SCRIPT_END": "no such device"}},
+            "slower": {"from": "baseline", "lever": "slower", "env": env(step_s=0.06)},
+        },
+        ladder={2: 8},
+        profile={"concurrency": []},
+        until="decided",
+        equal_within=0.2,
+        execution="session",
+    )
+
+    said = scripted.snakemake()
+
+    # A variant that cannot be measured fails the campaign, and does not end it.
+    assert said.returncode != 0
+    assert "lasting failures stand" in said.stdout
+    assert "session 2 is next" in said.stdout
+    numbers = {number for _, number in record(scripted, "plan.json")["order"]}
+    folders = {int(p.name[1:]) for p in (scripted.path / "results/small/slower").iterdir()}
+    assert folders == numbers
+    assert len(numbers) >= 2
+    verdicts = json.loads((scripted.path / "results/small/analysis/verdicts.json").read_text())
+    judged = {v["variant"]: v for v in verdicts if v["metric"] == "output_tok_per_s"}
+    assert judged["slower"]["verdict"] == "slower"
+    assert left_behind(scripted) == {}
+
+
 def test_a_campaign_with_one_target_does_not_go_on(scripted):
     scripted.change(until="decided", ladder={2: 8}, profile={"concurrency": []})
 

@@ -1,5 +1,7 @@
 """The campaign of this run, and the functions that rules take their inputs and params from."""
 
+import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -146,4 +148,18 @@ def begin_run():
 
 def end_run(failed=False):
     """Ends the server that this run kept, and says where the report is."""
-    RUN.end(failed=failed, whole=not workflow.dag_settings.targets)
+    asked = workflow.dag_settings
+    part = asked.targets or asked.until or asked.omit_from or asked.batch or RUN.only
+    # Forced or touched jobs would be so again and again.
+    part = part or asked.forceall or asked.forcerun or workflow.touch
+    RUN.end(failed=failed, again=None if part else start_again)
+
+
+def start_again():
+    """Starts this very command again, in place of this process."""
+    # Its own locks end with the process image. Snakemake's are files.
+    workflow.persistence.unlock()
+    # The last of an option counts, and this process may have changed its directory.
+    here = ["--directory", str(Path.cwd()), "--snakefile", workflow.main_snakefile]
+    words = [sys.executable, "-m", "snakemake", *sys.argv[1:], *here]
+    os.execv(sys.executable, words)

@@ -29,7 +29,9 @@ rule session:
 
 rule finish:
     input:
-        RUN.markers(),
+        plan=f"results/{CAMPAIGN.name}/plan.json",
+        markers=RUN.markers(),
+        code=package_sources("analysis", "report"),
     output:
         marker=touch("state/sessions/{campaign}.finished"),
     log:

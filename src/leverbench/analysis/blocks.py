@@ -11,9 +11,10 @@ import numpy as np
 from scipy import stats
 
 # A pass is interrupted where the next variant starts later than this many times the usual distance
-# of two starts, and by at least these seconds: a run that was stopped, and went on another time.
+# of two starts, and by these seconds more: a run that was stopped, and went on another time. A
+# server that is slow to load is no interruption.
 _PAUSE_FACTOR = 3.0
-_PAUSE_S = 600.0
+_PAUSE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,13 @@ class Drift:
     """How what is measured changes with time, whatever the variant.
 
     Attributes:
-        metric: What is measured.
-        per_hour: Change as a share, by least squares of ``log(value) = cell + slope * time``, a
-            cell being a variant, workload and concurrency; negative is slower.
+        change: From the first measurement to the last, as a share; negative is less.
         low: Lower end of its 95% interval.
         high: Upper end.
         hours: From the first measurement to the last.
     """
 
-    metric: str
-    per_hour: float
+    change: float
     low: float
     high: float
     hours: float
@@ -47,15 +45,15 @@ def blocks(rows: Sequence[Mapping[str, Any]]) -> list[int]:
             passes too.
     """
     starts = [_seconds(row["started_at"]) for row in rows]
-    known = [start for start in starts if start is not None]
-    if len(known) < len(rows):
+    if any(row["valid"] and start is None for row, start in zip(rows, starts, strict=True)):
         order = sorted({row["session"] for row in rows})
         return [order.index(row["session"]) for row in rows]
-    in_time = sorted(range(len(rows)), key=lambda index: known[index])
-    gaps = [known[b] - known[a] for a, b in pairwise(in_time)]
+    # A row that never came to be measured was no part of a pass; its number is never used.
+    in_time = sorted((start, index) for index, start in enumerate(starts) if start is not None)
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(in_time)]
     pause_s = _PAUSE_FACTOR * statistics.median(gaps) + _PAUSE_S if gaps else 0.0
     numbers, number, inside = [0] * len(rows), 0, set[Hashable]()
-    for place, index in enumerate(in_time):
+    for place, (_, index) in enumerate(in_time):
         variant = rows[index]["variant"]
         if variant in inside or (place and gaps[place - 1] > pause_s):
             number, inside = number + 1, set()
@@ -64,32 +62,51 @@ def blocks(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return numbers
 
 
-def drift(rows: Sequence[Mapping[str, Any]], metric: str) -> Drift | None:
-    """Estimates the drift of a metric; None without two rows of one cell that tell their time."""
-    told = [
-        (row, start)
-        for row in rows
-        if row["valid"] and row[metric] and (start := _seconds(row["started_at"])) is not None
-    ]
-    cells: dict[Hashable, list[tuple[float, float]]] = {}
-    for row, start in told:
-        cell = (row["variant"], row["workload"], row["concurrency"])
-        cells.setdefault(cell, []).append((start / 3600, float(np.log(row[metric]))))
-    several = [np.array(points) for points in cells.values() if len(points) > 1]
-    if not several:
+def drift(cells: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> Drift | None:
+    """Estimates the drift of a metric by a line through its blocks.
+
+    A block's value is the mean, over all rows measured in it, of the logarithm less that of its
+    variant in its cell; its time likewise. Rows of one block share its noise, so that blocks are
+    what is independent: degrees of freedom are their number minus 2.
+
+    Args:
+        cells: Valid rows of one workload and concurrency each, all variants together.
+        metric: What is measured.
+
+    Returns:
+        None with fewer than three blocks, or where rows do not tell their time.
+    """
+    by_block: dict[int, list[tuple[float, float]]] = {}
+    times: list[float] = []
+    for rows in cells:
+        numbers = blocks(rows)
+        points: dict[Hashable, list[tuple[int, float, float]]] = {}
+        for row, number in zip(rows, numbers, strict=True):
+            start = _seconds(row["started_at"])
+            if start is None or not row[metric]:
+                return None
+            times.append(start)
+            points.setdefault(row["variant"], []).append(
+                (number, start, float(np.log(row[metric])))
+            )
+        for own in points.values():
+            if len(own) > 1:
+                at, value = (statistics.fmean(point[k] for point in own) for k in (1, 2))
+                for number, start, log in own:
+                    by_block.setdefault(number, []).append((start - at, log - value))
+    line = np.array([np.mean(points_of, axis=0) for points_of in by_block.values()])
+    if len(line) < 3:
         return None
-    centred = np.concatenate([points - points.mean(axis=0) for points in several])
-    hours, logs = centred[:, 0], centred[:, 1]
-    df = len(centred) - len(several) - 1
-    spread = float(hours @ hours)
-    if df < 1 or spread == 0:
+    seconds, logs = (line - line.mean(axis=0)).T
+    spread = float(seconds @ seconds)
+    if spread == 0:
         return None
-    slope = float(hours @ logs) / spread
-    error = float(np.sqrt(((logs - slope * hours) ** 2).sum() / df / spread))
-    reach = float(stats.t.ppf(0.975, df)) * error
-    low, per_hour, high = (float(np.expm1(slope + step)) for step in (-reach, 0.0, reach))
-    times = [start for _, start in told]
-    return Drift(metric, per_hour, low, high, (max(times) - min(times)) / 3600)
+    slope = float(seconds @ logs) / spread
+    error = float(np.sqrt(((logs - slope * seconds) ** 2).sum() / (len(line) - 2) / spread))
+    reach = float(stats.t.ppf(0.975, len(line) - 2)) * error
+    length = max(times) - min(times)
+    low, change, high = (float(np.expm1((slope + step) * length)) for step in (-reach, 0.0, reach))
+    return Drift(change, low, high, length / 3600)
 
 
 def _seconds(started_at: str | None) -> float | None:

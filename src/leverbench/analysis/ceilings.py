@@ -93,8 +93,8 @@ def ceilings(
 
 def _touched(variant: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Returns the categories that each lever of a planned variant touches, as far as known."""
-    if variant["touches"]:
-        return {" + ".join(variant["levers"]): tuple(variant["touches"])}
+    if touches := variant.get("touches"):
+        return {" + ".join(variant["levers"]): tuple(touches)}
     known = {lever: touched_categories(lever) for lever in variant["levers"]}
     return {lever: touched for lever, touched in known.items() if touched}
 

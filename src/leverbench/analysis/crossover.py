@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What is as good as no effect, as a share: a ratio from 1 / 1.03 to 1.03.
-DEFAULT_MARGIN = 0.03
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
+
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
 _OF_VERDICT = {"faster": GAIN, "slower": LOSS, "equal": NOTHING}
 
@@ -28,7 +28,7 @@ class Crossover:
     after: str
 
 
-def effect(ratio: float, verdict: str | None, margin: float = DEFAULT_MARGIN) -> str | None:
+def effect(ratio: float, verdict: str | None, margin: float = DEFAULT_EQUAL_WITHIN) -> str | None:
     """Returns what a lever does at a point.
 
     Args:
@@ -49,7 +49,7 @@ def effect(ratio: float, verdict: str | None, margin: float = DEFAULT_MARGIN) ->
 
 
 def crossovers(
-    points: Sequence[tuple[int, float, str | None]], margin: float = DEFAULT_MARGIN
+    points: Sequence[tuple[int, float, str | None]], margin: float = DEFAULT_EQUAL_WITHIN
 ) -> list[Crossover]:
     """Returns where the effect changes, from the lowest concurrency up.
 

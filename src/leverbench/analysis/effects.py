@@ -71,19 +71,20 @@ class _Fit:
 
     Attributes:
         effects: Takes measurements to the variants' effects (variants, cells).
-        residuals: Takes measurements to residuals (cells, cells).
+        basis: Orthonormal columns that span what the model can say (cells, rank).
         df: Cells minus the rank of the design, which is variants + blocks - 1 where all are
             connected.
     """
 
     cells: Flags
     effects: Floats
-    residuals: Floats
+    basis: Floats
     df: int
 
     def sum_of_squares(self, y: Floats) -> Floats:
         """Returns the residual sum of squares of each campaign (n)."""
-        left = y[:, self.cells] @ self.residuals
+        values = y[:, self.cells]
+        left = values - (values @ self.basis) @ self.basis.T
         return np.asarray(np.einsum("nc,nc->n", left, left))
 
 
@@ -168,7 +169,7 @@ def sessions_to_settle(
     *,
     level: float,
     margin: float,
-    beyond: int,
+    beyond: NDArray[np.int64],
     most: int,
     power: float = 0.8,
 ) -> Floats:
@@ -186,7 +187,7 @@ def sessions_to_settle(
         comparisons: How many comparisons of the campaign are undecided.
         level: Of the verdicts.
         margin: Largest difference of logarithms that counts as equal.
-        beyond: Sessions there are already.
+        beyond: Sessions that each has already.
         most: Largest number worth considering.
         power: Wanted.
 
@@ -194,7 +195,7 @@ def sessions_to_settle(
         The smallest numbers; NaN where ``most`` would not do or the noise is not known.
     """
     settled = np.full(np.shape(effect), np.nan)
-    for sessions in range(most, max(beyond, 1), -1):
+    for sessions in range(most, 1, -1):
         df = (sessions - 1) * df_per_session
         error = residual_sd * np.sqrt(2 / sessions)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -203,7 +204,7 @@ def sessions_to_settle(
             reach = margin - stats.t.ppf(1 - level, df) * error
             below, above = (-reach - effect) / error, (reach - effect) / error
             equal = np.where(reach > 0, stats.t.cdf(above, df) - stats.t.cdf(below, df), 0.0)
-            settled[np.maximum(significant, equal) >= power] = sessions
+            settled[(np.maximum(significant, equal) >= power) & (sessions > beyond)] = sessions
     return settled
 
 
@@ -271,10 +272,11 @@ def _cached_fit(shape: tuple[int, int], packed: bytes, blocks: bool) -> _Fit:
         design[np.arange(len(variant)), shape[0] + block] = 1
     inverse = np.asarray(np.linalg.pinv(design), dtype=np.float64)
     rank = int(np.linalg.matrix_rank(design)) if len(variant) else 0
+    basis = np.linalg.svd(design, full_matrices=False)[0][:, :rank]
     return _Fit(
         cells=cells,
         effects=inverse[: shape[0]],
-        residuals=np.eye(len(variant)) - design @ inverse,
+        basis=basis,
         df=len(variant) - rank,
     )
 

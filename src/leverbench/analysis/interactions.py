@@ -70,7 +70,9 @@ def interactions(plan: Mapping[str, Any], rows: Sequence[Row], design: Design) -
         weights = np.zeros((1, len(names)))
         weights[0, [names.index(name) for name in square]] = (1, -1, -1, 1)
         for workload, concurrency in cells_of(rows):
-            y, _ = logarithms(rows, (workload, concurrency), design, PRIMARY)
+            y, unlike = logarithms(rows, (workload, concurrency), design, PRIMARY)
+            if unlike.keys() & set(square):
+                continue
             contrast = compare(y[None], weights)
             estimate, half = contrast.estimate[0, 0], contrast.half_width(0.95)[0, 0]
             if np.isnan(estimate):

@@ -19,9 +19,10 @@ from leverbench.analysis.effects import (
     holm,
     sessions_to_settle,
 )
-from leverbench.analysis.measurements import Row, conditions, differences, newest
+from leverbench.analysis.measurements import Row, differences, newest
 from leverbench.analysis.ratios import METRICS, Applied, Ratio, metrics_of
 from leverbench.analysis.settings import free_conditions
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
 
 # The one that is judged; the others have intervals.
 PRIMARY = METRICS[0]
@@ -29,12 +30,8 @@ PRIMARY = METRICS[0]
 LEVEL = 0.05
 # The same for each look of a campaign that runs until it is decided.
 LEVEL_PER_LOOK = 0.01
-# Ratios from 1 / (1 + margin) to 1 + margin are no difference that matters.
-MARGIN = 0.03
 # More sessions than this are not worth a decision.
 WORTH_SESSIONS = 20
-# Where a campaign that runs until it is decided stops in any case.
-MOST_SESSIONS = 10
 
 # Workload and concurrency.
 Cell = tuple[str, int]
@@ -93,7 +90,7 @@ class Design:
     withheld: Mapping[str, str] | None = None
     free: Mapping[str, frozenset[str]] | None = None
     level: float = LEVEL
-    margin: float = MARGIN
+    margin: float = DEFAULT_EQUAL_WITHIN
     metrics: Sequence[str] = METRICS
 
 
@@ -152,9 +149,9 @@ class Verdict:
 def decide(
     cells: Sequence[Contrasts],
     *,
-    sessions: int,
+    sessions: int | NDArray[np.int64],
     level: float = LEVEL,
-    margin: float = float(np.log1p(MARGIN)),
+    margin: float = float(np.log1p(DEFAULT_EQUAL_WITHIN)),
     family: Flags | None = None,
 ) -> Decision:
     """Turns comparisons into verdicts.
@@ -165,7 +162,7 @@ def decide(
 
     Args:
         cells: The comparisons at each workload and concurrency.
-        sessions: How many sessions there are.
+        sessions: How many sessions there are, of all or of each comparison (cells, variants).
         level: Of the verdicts.
         margin: Largest difference of logarithms that counts as equal.
         family: Which comparisons are counted by the correction (cells, variants); all by default.
@@ -176,8 +173,9 @@ def decide(
     counted = np.ones(estimate.shape[1:], dtype=bool) if family is None else family
     adjusted = holm(np.where(counted, p_values, np.nan).reshape(count, width))
     p_holm = adjusted.reshape(estimate.shape)
-    # A control stands beside the family: it is judged by itself.
-    judged_by = np.where(counted, p_holm, p_values)
+    # Controls are no levers: a family of their own.
+    beside = holm(np.where(counted, np.nan, p_values).reshape(count, width))
+    judged_by = np.where(counted, p_holm, beside.reshape(estimate.shape))
     with np.errstate(invalid="ignore"):
         reach = np.abs(estimate) + np.stack([c.half_width(1 - 2 * level) for c in cells], axis=1)
         equal = reach < margin
@@ -192,15 +190,16 @@ def decide(
     sd = np.stack([cell.residual_sd for cell in cells], axis=1)
     settle = np.full(estimate.shape, np.nan)
     number = np.broadcast_to(np.maximum(open_.sum(axis=(1, 2), keepdims=True), 1), open_.shape)
+    beyond = np.broadcast_to(sessions, estimate.shape)
     settle[open_] = sessions_to_settle(
         estimate[open_],
         sd[open_],
-        df[open_] / max(sessions - 1, 1),
+        df[open_] / np.maximum(beyond[open_] - 1, 1),
         number[open_],
         level=level,
         margin=margin,
-        beyond=sessions,
-        most=max(WORTH_SESSIONS, sessions),
+        beyond=beyond[open_],
+        most=WORTH_SESSIONS,
     )
     # Without a figure for the noise, nobody knows what it is worth.
     words[open_ & np.isnan(settle) & (df > 0)] = Word.NOT_WORTH_DECIDING
@@ -229,34 +228,41 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
 
 def logarithms(
     rows: Sequence[Row], cell: Cell, design: Design, metric: str
-) -> tuple[Floats, dict[str, list[Row]]]:
+) -> tuple[Floats, dict[str, str]]:
     """Returns what one cell measured, as the model takes it.
 
     Of rows under different conditions, those like the newest one count.
 
     Returns:
-        Logarithms (variants, blocks), NaN where there is nothing, and the rows they are of, by
-        variant.
+        Logarithms (variants, blocks), NaN where there is nothing, and by variant why it cannot be
+        compared with its parent although both were measured.
     """
     here = [row for row in rows if (row["workload"], row["concurrency"]) == cell]
     numbers = dict(zip(map(id, here), blocks(here), strict=True))
-    kept = {
-        name: [row for row in newest([r for r in here if r["variant"] == name]) if row[metric]]
+    own = {
+        name: [
+            row
+            for row in newest([r for r in here if r["variant"] == name])
+            if row[metric] is not None
+        ]
         for name in design.parents
     }
-    pooled = [row for own in kept.values() for row in own]
+    pooled = [row for rows in own.values() for row in rows]
+    kept = own
     if pooled:
         last = max(pooled, key=lambda row: str(row["started_at"] or ""))
         free = {"engine"}.union(*(design.free or {}).values())
         kept = {
-            name: [row for row in own if not set(differences(row, last)) - free]
-            for name, own in kept.items()
+            name: [row for row in rows if not set(differences(row, last)) - free]
+            for name, rows in own.items()
         }
     y = np.full((len(kept), max(numbers.values(), default=0) + 1), np.nan)
-    for v, own in enumerate(kept.values()):
-        for row in own:
-            y[v, numbers[id(row)]] = np.log(row[metric])
-    return y, kept
+    for v, rows_of_variant in enumerate(kept.values()):
+        for row in rows_of_variant:
+            if row[metric] > 0:
+                y[v, numbers[id(row)]] = np.log(row[metric])
+    apart = {name: _apart(own, kept, name, metric, design) for name in own}
+    return y, {name: why for name, why in apart.items() if why is not None}
 
 
 def campaign_design(
@@ -274,10 +280,14 @@ def campaign_design(
         ratios: What `ratios` found, for what recovery confounds.
     """
     variants = plan["variants"]
+    confounded: dict[tuple[str, str, int], bool] = {}
+    for ratio in ratios:
+        key = (ratio.variant, ratio.workload, ratio.concurrency)
+        confounded[key] = confounded.get(key, False) or ratio.confounded
     return Design(
         parents={name: variant["parent"] for name, variant in variants.items()},
         controls=frozenset(name for name, variant in variants.items() if variant["control"]),
-        confounded={(r.variant, r.workload, r.concurrency): r.confounded for r in ratios},
+        confounded=confounded,
         applied={name: proof.applied for name, proof in applied.items()},
         answers_changed={name: found.changed for name, found in agreement.items()},
         withheld={
@@ -287,7 +297,7 @@ def campaign_design(
         },
         free={name: free_conditions(variant) for name, variant in variants.items()},
         level=level(until=bool(plan.get("until"))),
-        margin=plan.get("equal_within", MARGIN),
+        margin=plan.get("equal_within", DEFAULT_EQUAL_WITHIN),
         metrics=metrics_of(plan),
     )
 
@@ -346,23 +356,21 @@ def _judge_metric(
     parents = [None if p is None else names.index(p) for p in design.parents.values()]
     contrasts, pairs, apart = [], [], []
     for cell in cells:
-        y, kept = logarithms(rows, cell, design, metric)
-        contrasts.append(compare(y[None], against_parents(parents)))
+        y, unlike = logarithms(rows, cell, design, metric)
+        withheld = {**unlike, **(design.withheld or {})}
+        weights = against_parents(parents)
+        # What is withheld is no comparison: none that the correction counts.
+        weights[[name in withheld for name in names]] = 0
+        contrasts.append(compare(y[None], weights))
         pairs.append(_shared_blocks(y, parents))
-        apart.append({name: _apart(kept, name, design) for name in names})
-    skipped = [
-        [
-            name in design.controls or bool((design.withheld or {}).get(name) or apart[place][name])
-            for name in names
-        ]
-        for place in range(len(cells))
-    ]
+        apart.append(withheld)
+    controls = np.array([name in design.controls for name in names])
     decision = decide(
         contrasts,
-        sessions=max(max(counts) for counts in pairs),
+        sessions=np.array(pairs),
         level=design.level,
         margin=float(np.log1p(design.margin)),
-        family=~np.array(skipped),
+        family=np.broadcast_to(~controls, (len(cells), len(names))),
     )
     verdicts = []
     for v, name in enumerate(names):
@@ -382,7 +390,7 @@ def _judge_metric(
                 confounded=None if design.confounded is None else design.confounded.get(key),
                 applied=(design.applied or {}).get(name),
                 answers_changed=(design.answers_changed or {}).get(name),
-                withheld=(design.withheld or {}).get(name) or apart[place][name],
+                withheld=apart[place].get(name),
             )
             if verdict.withheld is None:
                 verdict = _with_figures(verdict, contrasts[place], decision, place, v, design)
@@ -426,15 +434,34 @@ def _shared_blocks(y: Floats, parents: Sequence[int | None]) -> list[int]:
     return [0 if p is None else int((present[v] & present[p]).sum()) for v, p in enumerate(parents)]
 
 
-def _apart(kept: Mapping[str, Sequence[Row]], name: str, design: Design) -> str | None:
-    """Returns in which conditions a variant's rows differ from its parent's; None if in none."""
+def _apart(
+    own: Mapping[str, Sequence[Row]],
+    kept: Mapping[str, Sequence[Row]],
+    name: str,
+    metric: str,
+    design: Design,
+) -> str | None:
+    """Returns why a variant cannot be compared with its parent; None where it can, or has no rows.
+
+    Args:
+        own: The newest rows of each variant.
+        kept: Those of them that are like the newest row of all.
+        name: The variant.
+        metric: What is compared.
+        design: What is compared with what.
+    """
     parent = design.parents[name]
-    if parent is None or not (kept[name] and kept[parent]):
+    if parent is None or not (own[name] and own[parent]):
         return None
     free = (design.free or {}).get(name, frozenset())
-    mine, theirs = conditions(kept[name][0]), conditions(kept[parent][0])
-    apart = [key for key in mine if mine[key] != theirs[key] and key not in free]
-    return f"measured on another {' and another '.join(apart)}" if apart else None
+    apart = [key for key in differences(own[name][0], own[parent][0]) if key not in free]
+    if apart:
+        return f"measured on another {' and another '.join(apart)}"
+    if not (kept[name] and kept[parent]):
+        return "measured under other conditions than the newest rows"
+    if any(row[metric] <= 0 for side in (name, parent) for row in kept[side]):
+        return "0 in a session, which has no ratio"
+    return None
 
 
 def _number(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from leverbench.campaign.document import Document, read_document
 from leverbench.campaign.model import (
+    DEFAULT_EQUAL_WITHIN,
     FILE,
     Agreement,
     Attach,
@@ -29,7 +30,6 @@ from leverbench.campaign.variants import LeverFamily, check_settings, flatten, r
 from leverbench.errors import LeverbenchError
 
 DEFAULT_LADDER = {1: 8, 8: 32, 16: 48}
-DEFAULT_EQUAL_WITHIN = 0.03
 # What `--config` may change for one run beside `sessions`: how a run goes on, not what it measures.
 RUN_KEYS = ("execution", "remeasure", "on_environment_change")
 RESERVED = ("tuning", "kernels")

@@ -6,6 +6,11 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from leverbench.records import digest
+
+# Ratios from 1 / (1 + this) to 1 + this are no difference that matters.
+DEFAULT_EQUAL_WITHIN = 0.03
+
 ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
 # A number of tokens, or the first and the last of a range that it is drawn from.
 Tokens = int | tuple[int, int]
@@ -152,6 +157,11 @@ class Workload:
         """
         values = {key: value for key, value in asdict(self).items() if value is not None}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+    @property
+    def digest(self) -> str:
+        """Names what is asked; where a file lies is no part of that."""
+        return digest({key: v for key, v in self.as_params().items() if key != "path"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Workload":

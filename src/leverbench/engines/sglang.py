@@ -321,8 +321,11 @@ class SGLang:
     ) -> int | None:
         """Reads ``context-length``, else the model's own, by 0.5.23's rules.
 
-        Of the context the scheduler keeps two positions (``max_req_len``, and one below it).
+        Of the context the scheduler keeps two positions (``max_req_len``, and one below it). Not
+        known where the model's own is overridden.
         """
+        if "context-length" not in args and "json-model-override-args" in args:
+            return None
         context = args.get("context-length") or _context_length(model_config)
         return int(context) - 2 if isinstance(context, (int, float)) else None
 

@@ -12,7 +12,8 @@ import pandas as pd
 from leverbench import __version__
 from leverbench.analysis import judge_rows, write_verdicts
 from leverbench.analysis.measurements import COLUMNS, as_rows, write_measurements
-from leverbench.campaign.file import DEFAULT_EQUAL_WITHIN, RESERVED
+from leverbench.campaign.file import RESERVED
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
 from leverbench.campaign.schema import schema
 from leverbench.errors import LeverbenchError
 from leverbench.imports.bench_lines import looks_like_lines, read_bench_lines

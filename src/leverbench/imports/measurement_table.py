@@ -50,6 +50,16 @@ def read_measurement_tables(paths: Sequence[Path]) -> Record:
             where=str(paths[0]),
             cure=f"Variants are: {', '.join(parents)}.",
         )
+    for name in parents:
+        chain: list[str | None] = [name]
+        while (above := parents[chain[-1] or name]) is not None:
+            if above in chain:
+                raise LeverbenchError(
+                    f"{above} descends from itself",
+                    where=str(paths[0]),
+                    cure="Leave the parent empty for what is compared with nothing.",
+                )
+            chain.append(above)
     unknown_load = {"dataset": None, "input_tokens": None, "output_tokens": None}
     return Record(
         kind="table of measurements",

@@ -81,7 +81,7 @@ def profile(
         "steps_asked": asked.steps,
         "digests": {
             "launch": records.digest(dict(launch_params)),
-            "workload": records.digest(asked.workload.as_params()),
+            "workload": asked.workload.digest,
         },
     }
     folder = summary.parent

@@ -156,7 +156,7 @@ def _ratios(
         colour, marker = _look(list(plan["variants"]).index(ratio.variant))
         verdict = verdicts[ratio.variant, ratio.workload, ratio.concurrency, ratio.metric]
         if verdict.ratio is None:
-            notes.append((y, _why_none(ratio)))
+            notes.append((y, _why_none(ratio, verdict)))
             continue
         values = [value for _, value in ratio.sessions]
         if verdict.low is not None and verdict.high is not None:
@@ -197,11 +197,13 @@ def _ratios(
     return figure
 
 
-def _why_none(ratio: Ratio) -> str:
+def _why_none(ratio: Ratio, verdict: Verdict) -> str:
     if ratio.withheld:
         return "not applied"
     apart = dict.fromkeys(what for _, what in ratio.not_compared)
-    return f"measured on {', '.join(apart)}: not compared" if apart else "no pair of valid rows"
+    if apart:
+        return f"measured on {', '.join(apart)}: not compared"
+    return verdict.withheld or "no pair of valid rows"
 
 
 def _look(index: int) -> tuple[str, str]:

@@ -6,12 +6,12 @@ from typing import Any
 
 from leverbench.analysis.agreement import PromptAgreement
 from leverbench.analysis.ceilings import Shares, ceiling
-from leverbench.analysis.crossover import DEFAULT_MARGIN, GAIN, LOSS, NOTHING, crossovers
+from leverbench.analysis.crossover import GAIN, LOSS, NOTHING, crossovers
 from leverbench.analysis.measurements import row_name
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
 from leverbench.analysis.verdicts import PRIMARY, Verdict, Word, interval_text, verdict_text
-from leverbench.campaign.model import RANDOM_IDS
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, RANDOM_IDS
 from leverbench.report.profiles import OTHER, Profile, ProfileTable
 from leverbench.report.summary import Summary, engine_text, first_line
 
@@ -117,7 +117,7 @@ def _imported(summary: Summary) -> Iterator[Finding]:
             f"An import of {names} ({summary.imported['kind']}), measured by others: nothing shows"
             " that settings were in force, that servers were warm, or that nothing ran beside them."
         )
-        if all(len(ratio.sessions) < 2 for ratio in summary.ratios):
+        if all(spread.sessions < 2 for spread in summary.spreads):
             text += (
                 " No configuration was launched twice: every figure is unreplicated, and none can"
                 " be told from noise."
@@ -165,12 +165,18 @@ def _answers_changed(summary: Summary) -> Iterator[Finding]:
             if agreement.parents_own is not None:
                 own = f"is {agreement.parents_own:.0%}"
             enough = 1 - summary.plan["agreement"]["tolerance"]
+            # Of a prompt in which the parent agrees with itself: another one would prove nothing.
+            shown = next(
+                prompt
+                for prompt in agreement.differing
+                if prompt.parents_own is None or prompt.parents_own >= enough
+            )
             text = (
                 f"{variant} changes answers: {agreement.lowest:.0%} to"
                 f" {max(prompt.mean for prompt in agreement.prompts):.0%} of an answer agree with"
                 f" {agreement.parent}'s, at temperature 0, and {enough:.0%} are"
                 f" asked for; the agreement of {agreement.parent}'s own launches {own}."
-                f" {_answers(agreement.parent, variant, agreement.differing[0])}"
+                f" {_answers(agreement.parent, variant, shown)}"
             )
             yield Finding("answers changed", text, _launch_names(summary, variant))
 
@@ -435,7 +441,7 @@ def _crossover(summary: Summary) -> Iterator[Finding]:
         if verdict.metric == PRIMARY and verdict.ratio is not None:
             curve = curves.setdefault((verdict.variant, verdict.workload), {})
             curve[verdict.concurrency] = verdict
-    margin = summary.plan.get("equal_within", DEFAULT_MARGIN)
+    margin = summary.plan.get("equal_within", DEFAULT_EQUAL_WITHIN)
     for (variant, workload), curve in curves.items():
         once = all(verdict.low is None for verdict in curve.values())
         points = [(c, v.ratio or 1.0, None if once else v.verdict) for c, v in curve.items()]
@@ -592,7 +598,10 @@ def _noise(summary: Summary) -> Iterator[Finding]:
         if (floor := summary.noise_floor(workload, concurrency)) is not None
     }
     if not floors:
-        text = "No two variants have two valid sessions each: the noise is not known."
+        text = (
+            "No comparison tells the noise: each lacks sessions, or is noisy, unblocked or"
+            " withheld."
+        )
         yield Finding("noise", text, ())
         return
     told = ", ".join(f"{floor:.1%} ({w}, C={c})" for (w, c), floor in floors.items())
@@ -622,8 +631,9 @@ def _drift(summary: Summary) -> Iterator[Finding]:
     if found is None:
         return
     text = (
-        f"Output tok/s drifted by {found.per_hour:+.1%} an hour (95% interval {found.low:+.1%} to"
-        f" {found.high:+.1%}) over {found.hours:.1f} hours; blocks take it out of the verdicts."
+        f"Output tok/s drifted by {found.change:+.1%} (95% interval {found.low:+.1%} to"
+        f" {found.high:+.1%}) in the {found.hours:.1f} hours of the campaign; blocks take it out of"
+        " the verdicts."
     )
     yield Finding("drift", text, ())
 

@@ -13,7 +13,7 @@ from leverbench.analysis.measurements import command, placement_text, row_name
 from leverbench.analysis.ratios import GOODPUT, concurrencies, metrics_of
 from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.analysis.verdicts import interval_text, verdict_text
-from leverbench.campaign.model import FILE
+from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, FILE
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
 from leverbench.report.findings import (
@@ -104,6 +104,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "version": __version__,
         "labels": _LABELS,
         "metrics": metrics_of(plan),
+        "equal_within": plan.get("equal_within", DEFAULT_EQUAL_WITHIN),
         "curves": CURVES,
         "ratio_figure": RATIOS,
         "when": (_minute(times[0]), _minute(times[-1])) if times else None,
@@ -141,8 +142,15 @@ def _workload(workload: Mapping[str, Any]) -> str:
     if workload["dataset"] == FILE:
         return f"{workload['path']} (SHA-256 {workload['content'][:12]}), a line a request"
     lengths = (workload["input_tokens"], workload["output_tokens"])
-    told, answer = (f"{n[0]} to {n[1]}" if isinstance(n, list) else str(n) for n in lengths)
-    text = f"{workload['dataset']}, {told} tokens in, {answer} out"
+    told, answer = (
+        "an untold number of"
+        if n is None
+        else f"{n[0]} to {n[1]}"
+        if isinstance(n, list)
+        else str(n)
+        for n in lengths
+    )
+    text = f"{workload['dataset'] or 'data set not told'}, {told} tokens in, {answer} out"
     if shared := workload.get("shared_prefix"):
         text += f", the first {shared['tokens']} of each prompt one of "
         text += counted(shared["groups"], "prefix", "prefixes")

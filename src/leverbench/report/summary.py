@@ -245,7 +245,7 @@ def summarise(
         verdicts=verdicts,
         level=design.level,
         interactions=interactions(plan, rows, design),
-        drift=drift([row for row in rows if not differences(row, _last(rows))], PRIMARY),
+        drift=_drift(rows),
         spreads=spreads(plan, rows),
         controls=matched_controls(plan, rows, launches, found),
         holes=holes(plan, rows),
@@ -304,8 +304,13 @@ def _versions(launches: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in seen.items()}
 
 
-def _last(rows: Sequence[Row]) -> Row:
-    return max(rows, key=lambda row: str(row["started_at"] or ""))
+def _drift(rows: Sequence[Row]) -> Drift | None:
+    """Returns the drift of output tok/s, of the rows that figures are made from."""
+    cells: dict[tuple[str, int], list[Row]] = {}
+    for variant, workload, concurrency in dict.fromkeys(map(_cell, rows)):
+        own = newest([row for row in rows if _cell(row) == (variant, workload, concurrency)])
+        cells.setdefault((workload, concurrency), []).extend(own)
+    return drift(list(cells.values()), PRIMARY)
 
 
 def _cell(row: Row) -> tuple[str, str, int]:

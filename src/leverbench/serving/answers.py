@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leverbench.campaign.model import Agreement
-from leverbench.engines import Address, Api
+from leverbench.engines import Address, Api, NoAnswer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Shared:
 def ask_prompts(
     api: Api, address: Address, agreement: Agreement, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Asks all prompts of a campaign.
+    """Asks all prompts of a campaign; one that the server does not answer is left out.
 
     Args:
         api: How to talk to the server.
@@ -43,9 +43,10 @@ def ask_prompts(
     Returns:
         For each ``{"prompt", "max_tokens", "text", "token_ids": list or None, "seconds"}``.
     """
-    return [
+    asked = (
         _ask(api, address, prompt, agreement.max_tokens, timeout_s) for prompt in agreement.prompts
-    ]
+    )
+    return [answer for answer in asked if answer is not None]
 
 
 def ask_again(
@@ -66,12 +67,15 @@ def ask_again(
 
     Returns:
         An answer as of `ask_prompts`, and what it shares with the one of the launch: ``"share"``
-        and ``"unit"``, None where there is nothing to compare. None where none was asked.
+        and ``"unit"``, None where there is nothing to compare. None where none was asked, or the
+        server does not answer.
     """
     if not answers:
         return None
     first = answers[place % len(answers)]
     again = _ask(api, address, first["prompt"], first["max_tokens"], timeout_s)
+    if again is None:
+        return None
     shared = shared_start(first, again)
     return {
         **again,
@@ -104,9 +108,13 @@ def shared_start(one: Mapping[str, Any], other: Mapping[str, Any]) -> Shared | N
 
 def _ask(
     api: Api, address: Address, prompt: str, max_tokens: int, timeout_s: float
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Returns the answer; None without one: whether the server works is for the probe to say."""
     began = time.monotonic()
-    answer = api.ask(address, prompt, max_tokens, timeout_s)
+    try:
+        answer = api.ask(address, prompt, max_tokens, timeout_s)
+    except NoAnswer:
+        return None
     return {
         "prompt": prompt,
         "max_tokens": max_tokens,

@@ -22,6 +22,7 @@ from leverbench.serving.processes import (
 )
 
 _OWNER_VARIABLE = "LEVERBENCH_OWNER"
+_INNER_VARIABLE = "LEVERBENCH_INNER"
 # Short options can stand together, as in -nq.
 _DRY_RUN = re.compile(r"-[a-zA-Z]*n[a-zA-Z]*|--dry-?run")
 # Locks that are held until this process ends: the kernel drops them then, however it ends.
@@ -116,6 +117,18 @@ def clear_stale_lock(project: Path) -> None:
 def is_dry_run() -> bool:
     """Returns whether this Snakemake process only says what it would do."""
     return any(_DRY_RUN.fullmatch(word) for word in sys.argv)
+
+
+def is_inner() -> bool:
+    """Returns whether this Snakemake process was started by a job of another one."""
+    return _INNER_VARIABLE in os.environ
+
+
+def inner_environment() -> dict[str, str]:
+    """Returns the environment of a Snakemake process that a job starts."""
+    # Words of `--config` and options are all that is meant to tell an inner run what to do.
+    outer = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
+    return outer | {_INNER_VARIABLE: "1"}
 
 
 def sweep() -> list[Process]:

@@ -40,6 +40,7 @@ from leverbench.serving.failures import (
 )
 from leverbench.serving.lease import Cause, ServerError, ServerHandle, lease
 from leverbench.serving.machine import machine_fingerprint, placement
+from leverbench.serving.owner import stop_now
 from leverbench.serving.processes import Process
 from leverbench.serving.spec import ServerSpec
 
@@ -137,7 +138,7 @@ class Session:
                 Cause.SERVER_RESTARTED,
                 "the server was started again by the program that was launched",
                 where=self.server.server_id,
-                cure="Look in its log for why; it is launched anew when it has been stopped.",
+                cure="Look in its log for why; it is stopped, and launched anew.",
             )
 
     def flush_cache(self) -> None:
@@ -333,6 +334,9 @@ def open_session(
             session.check_same()
             yield session
     except ServerError as error:
+        if error.cause == Cause.SERVER_RESTARTED and not attach:
+            # Its lease would find the same one again.
+            stop_now(Path.cwd())
         raise _failure(error, engine, patience, recovery) from error
     except NoAnswer as error:
         if attach and error.status in REFUSED:

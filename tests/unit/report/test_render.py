@@ -145,7 +145,7 @@ def test_one_session_has_no_verdict(campaign, undrawn):
     page, findings = render(campaign)
     assert VERDICTS.findall(findings.partition("- **coverage**")[2]) == []
     assert "undecided: unreplicated 1.400 s1 1.400" in page.text
-    assert "the noise is not known" in findings
+    assert "No comparison tells the noise" in findings
 
 
 def test_a_findings_sentence_names_its_rule_and_rows(whole):
@@ -280,7 +280,7 @@ def test_without_any_point_there_is_still_a_page(campaign):
     assert "Target: 1,000 output tok/s. Nothing is measured yet." in page.text
     assert page.text.count("nothing measured yet") == 5
     assert "24 missing" in findings
-    assert "the noise is not known" in findings
+    assert "No comparison tells the noise" in findings
 
 
 def test_without_target_launches_engine_or_second_variant(campaign, undrawn):
