@@ -93,7 +93,7 @@ def test_a_variant_that_changes_answers_is_flagged(scripted):
     assert "&lt;b&gt;3&lt;/b&gt;" in findings
     assert "the same for 2 token ids" in findings
     page = (scripted.path / "reports/small/index.html").read_text()
-    assert page.count("answers changed</span>") == 1
+    assert page.count('class="tag">answers changed</span>') == 1
     assert "<b>3</b>" not in page
 
 
