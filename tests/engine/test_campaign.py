@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import re
 from datetime import datetime
 
@@ -10,6 +11,7 @@ import pytest
 from embedded import events, left_behind, snapshot
 
 VARIANTS = ("baseline", "threads-2", "float32", "decode-steps-4")
+WORDS = ("faster", "slower", "equal", "undecided", "not worth deciding")
 COLUMNS = [
     *("campaign", "variant", "parent", "session", "workload", "concurrency", "server_id", "valid"),
     *("invalid_reason", "num_requests", "failures", "output_tok_per_s", "request_per_s"),
@@ -154,7 +156,27 @@ def test_the_report_is_one_page_without_outside_references(embedded):
     assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\((?!#)""", page)
     findings = (embedded.project.path / "reports/quickstart/findings.md").read_text()
     assert "decode-steps-4: not applied" in findings.replace("\\", "")
-    assert not re.search(r"\b(faster|slower|better|worse)\b", page + findings)
+
+
+def test_each_variant_is_judged_or_says_why_not(embedded):
+    path = embedded.project.path / "results/quickstart/analysis/verdicts.json"
+    verdicts = json.loads(path.read_text())
+    findings = (embedded.project.path / "reports/quickstart/findings.md").read_text()
+
+    judged = [v for v in verdicts if v["metric"] == "output_tok_per_s"]
+    assert len(judged) == 3 * 3
+    for verdict in judged:
+        if verdict["variant"] == "decode-steps-4":
+            assert verdict["verdict"] is None
+            assert verdict["withheld"].startswith("not applied")
+            continue
+        assert verdict["verdict"] in WORDS
+        assert verdict["low"] < verdict["ratio"] < verdict["high"]
+        assert 0 <= verdict["p"] <= verdict["p_holm"] <= 1
+        assert verdict["sessions"] == 2
+        told = f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f}), p "
+        assert told in findings
+    assert findings.count("- **verdict**") == 2 * 3
 
 
 def test_nothing_to_do_right_after(embedded):
