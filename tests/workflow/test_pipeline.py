@@ -354,6 +354,7 @@ def test_a_campaign_runs_until_it_is_decided(scripted):
     assert left_behind(scripted) == {}
 
 
+@pytest.mark.long
 def test_one_job_a_session_goes_on_until_it_is_decided_too(scripted):
     scripted.change(
         variants={
@@ -393,6 +394,7 @@ def test_a_campaign_with_one_target_does_not_go_on(scripted):
     assert "is next" not in done.stdout
 
 
+@pytest.mark.long
 def test_goodput_is_the_rate_of_requests_within_the_limits(scripted):
     scripted.change(ladder={2: 8}, profile={"concurrency": []}, goodput={"ttft_ms": 5})
 

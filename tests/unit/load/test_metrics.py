@@ -1,7 +1,9 @@
 import pytest
 
+from leverbench.campaign.model import Goodput
 from leverbench.load.metrics import (
     METRICS,
+    goodput_request_per_s,
     point_metrics,
     steady_halves_tok_per_s,
     steady_interval,
@@ -50,6 +52,34 @@ def test_tokens_that_arrive_together_share_their_gap(row):
     assert metrics["mean_itl_ms"] == pytest.approx((3 * 200 + 1000) / 4)
     assert metrics["p50_itl_ms"] == pytest.approx(200)
     assert metrics["mean_tpot_ms"] == pytest.approx(1600 / 4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        ({"ttft_ms": 1000}, 1),
+        ({"ttft_ms": 2000}, 2),
+        ({"tpot_ms": 400}, 1),
+        ({"ttft_ms": 2000, "tpot_ms": 400}, 1),
+        ({"ttft_ms": 1000, "tpot_ms": 400}, 0),
+        ({"e2e_ms": 3500}, 1),
+    ],
+)
+def test_goodput_counts_requests_within_all_limits(row, limits, good):
+    # TTFT 1 s and TPOT 0.5 s; TTFT 2 s and TPOT 0.4 s. The one that failed counts for nothing.
+    asked = window(
+        row(0.0, 1.0, 1.5, 2.0, ended_s=4.0),
+        row(0.0, 2.0, 2.4, 2.8, ended_s=3.0),
+        row(0.0, 0.1, failure=Failure.STATUS),
+    )
+
+    assert goodput_request_per_s(asked, Goodput(**limits)) == pytest.approx(good / 4.0)
+
+
+def test_goodput_of_nothing_is_not_known(row):
+    nothing = window(row(0.0, failure=Failure.STATUS))
+
+    assert goodput_request_per_s(nothing, Goodput(ttft_ms=1)) is None
 
 
 def test_percentiles_are_linear(row):
