@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -52,7 +53,7 @@ class Script(Times):
         split_writes: Whether each write goes out in two halves, some time apart.
         answer: What it answers to a chat.
         answers: What it answers to some prompts instead, by prompt.
-        right_answers: After how many chats it answers something else.
+        right_answers: After how many chats of one prompt it answers something else.
         metrics_prefix: First part of the names under ``/metrics``.
         ranks: How many traces it writes of a profile.
         profiling: What becomes of a profile: "write" is good; it may "refuse", "never" come to
@@ -168,7 +169,7 @@ class ScriptedServer:
         self.recordings: list[Recording] = []
         self.profile_stops = 0
         self.flushes = 0
-        self.chats = 0
+        self.chats: Counter[str] = Counter()
         self.keys: set[str | None] = set()
         self.started_s = time.time()
         self._pace = Pace(script)
@@ -366,10 +367,11 @@ class ScriptedServer:
         body = await http.json()
         if body.get("model", "default") not in ("default", self.script.model):
             return web.json_response({"error": {"message": "no such model"}}, status=404)
-        self.chats += 1
-        right = self.chats <= self.script.right_answers
+        prompt = body["messages"][-1]["content"]
+        self.chats[prompt] += 1
+        right = self.chats[prompt] <= self.script.right_answers
         content = self.script.answer if right else "something else"
-        content = self.script.answers.get(body["messages"][-1]["content"], content)
+        content = self.script.answers.get(prompt, content)
         message = {"role": "assistant", "content": content}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         if body.get("return_token_ids"):
