@@ -26,9 +26,10 @@ def analyse(plan: Path, points: Sequence[Path], attempts: Path, out: Path) -> No
     Raises:
         LeverbenchError: A record is truncated, or not of this campaign.
     """
-    measurements = collect(read_record(plan), plan.parent, points, attempts)
+    planned, results = read_record(plan), plan.parent
+    measurements = collect(planned, results, points, attempts)
     write_measurements(measurements, out / "measurements.csv", out / "measurements.parquet")
-    verdicts = judge_rows(read_record(plan), plan.parent, as_rows(measurements))
+    verdicts = judge_rows(planned, results, as_rows(measurements))
     write_verdicts(out / "verdicts.json", verdicts)
 
 

@@ -1,6 +1,6 @@
 """Findings: short sentences, each made by a rule and naming the rows that it rests on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,6 +283,15 @@ def _best_rate(summary: Summary, shares: Shares) -> tuple[str, str, float] | Non
     return max(found, key=lambda entry: entry[2], default=None)
 
 
+def _pooled_names(
+    summary: Summary, variants: Iterable[str], workload: str, concurrency: int
+) -> tuple[str, ...]:
+    """Returns the names of the rows that figures of some variants at one point are made from."""
+    return tuple(
+        row_name(row) for name in variants for row in summary.pooled(name, workload, concurrency)
+    )
+
+
 def _rounded(value: float) -> str:
     """Returns two digits of a number, which is all that shares of two digits give."""
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
@@ -305,12 +314,9 @@ def _verdicts(summary: Summary) -> Iterator[Finding]:
             f" {ratio.workload} at C={ratio.concurrency}: {verdict_text(verdict)}; ratio of output"
             f" tok/s {interval_text(verdict)} ({counted(verdict.sessions, 'session')})."
         )
-        rows = [
-            row_name(row)
-            for name in (ratio.variant, ratio.parent)
-            for row in summary.pooled(name, ratio.workload, ratio.concurrency)
-        ]
-        yield Finding("verdict", text, tuple(rows))
+        names = (ratio.variant, ratio.parent)
+        rows = _pooled_names(summary, names, ratio.workload, ratio.concurrency)
+        yield Finding("verdict", text, rows)
 
 
 def _interactions(summary: Summary) -> Iterator[Finding]:
@@ -324,12 +330,8 @@ def _interactions(summary: Summary) -> Iterator[Finding]:
             f" C={found.concurrency} ({interval})."
         )
         names = (found.both, found.one, found.other, found.neither)
-        rows = [
-            row_name(row)
-            for name in names
-            for row in summary.pooled(name, found.workload, found.concurrency)
-        ]
-        yield Finding("interaction", text, tuple(rows))
+        rows = _pooled_names(summary, names, found.workload, found.concurrency)
+        yield Finding("interaction", text, rows)
     together = {name for square in summary.squares for name in square}
     for name, variant in summary.plan["variants"].items():
         above = variant["parent"]
@@ -404,12 +406,8 @@ def _above_ceiling(summary: Summary) -> Iterator[Finding]:
             f" Not that lever's alone{'' if surely else ', or noise'}."
         )
         parent = summary.plan["variants"][one.variant]["parent"]
-        rows = [
-            row_name(row)
-            for name in (one.variant, parent)
-            for row in summary.pooled(name, one.workload, one.concurrency)
-        ]
-        yield Finding("ceiling", text, tuple(rows))
+        rows = _pooled_names(summary, (one.variant, parent), one.workload, one.concurrency)
+        yield Finding("ceiling", text, rows)
 
 
 def _gain(summary: Summary, point: tuple[str, str, int]) -> tuple[float, float | None, str] | None:
@@ -462,10 +460,9 @@ def _crossover(summary: Summary) -> Iterator[Finding]:
                 f" both {'figures are unreplicated' if once else 'are decided'}."
             )
             rows = tuple(
-                row_name(row)
+                name
                 for concurrency in (crossover.below, crossover.above)
-                for name in (variant, parent)
-                for row in summary.pooled(name, workload, concurrency)
+                for name in _pooled_names(summary, (variant, parent), workload, concurrency)
             )
             yield Finding("crossover", text, rows)
 
@@ -618,12 +615,9 @@ def _controls(summary: Summary) -> Iterator[Finding]:
             )
             if verdict.verdict in (Word.FASTER, Word.SLOWER):
                 text += " Nothing differs, so something else does: distrust verdicts of this size."
-            rows = [
-                row_name(row)
-                for name in (verdict.variant, verdict.parent)
-                for row in summary.pooled(name, verdict.workload, verdict.concurrency)
-            ]
-            yield Finding("control", text, tuple(rows))
+            names = (verdict.variant, verdict.parent)
+            rows = _pooled_names(summary, names, verdict.workload, verdict.concurrency)
+            yield Finding("control", text, rows)
 
 
 def _drift(summary: Summary) -> Iterator[Finding]:
