@@ -11,8 +11,7 @@ from leverbench.models.recipe import RECIPE
 from leverbench.models.tiny import describe_files
 from leverbench.records import read_record
 
-# Training runs in a process of its own: it sets torch's threads, seed and determinism, and the
-# sentencepiece that transformers imports crashes at exit if its import warning was an error.
+# Training runs in a process of its own: it sets torch's threads, seed and determinism.
 TRAIN = """
 import json, sys
 from dataclasses import replace
