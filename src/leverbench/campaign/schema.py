@@ -1,4 +1,4 @@
-"""The campaign file's schema, and its errors as messages."""
+"""The schemas of files that people write, and their errors as messages."""
 
 from functools import cache
 from pathlib import Path
@@ -12,21 +12,22 @@ from leverbench.campaign.document import Document
 from leverbench.errors import LeverbenchError
 
 # The package is installed from its checkout, where the user reads the schema.
-SCHEMA_PATH = Path(__file__).parents[3] / "workflow" / "schemas" / "campaign.schema.yaml"
+SCHEMAS = Path(__file__).parents[3] / "workflow" / "schemas"
 
 
 @cache
-def schema() -> dict[str, Any]:
-    """Returns the schema of a campaign file."""
+def schema(name: str = "campaign") -> dict[str, Any]:
+    """Returns the schema of a campaign file, or another of that name."""
     # libyaml's reader, where PyYAML was built with it: this is read in every job's process.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content: dict[str, Any] = yaml.load(SCHEMA_PATH.read_text(encoding="utf-8"), loader)
+    text = (SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.load(text, loader)
     return content
 
 
-def check_schema(document: Document) -> None:
-    """Raises `LeverbenchError` for the worst thing that the schema has against a file."""
-    error = best_match(Draft202012Validator(schema()).iter_errors(document.data))
+def check_schema(document: Document, name: str = "campaign") -> None:
+    """Raises `LeverbenchError` for the worst thing that the schema of a name has against a file."""
+    error = best_match(Draft202012Validator(schema(name)).iter_errors(document.data))
     if error is not None:
         raise _message(document, error)
 

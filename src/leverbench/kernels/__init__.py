@@ -1,0 +1,1 @@
+"""Tunable kernels: their manifests, builds, verification and publication."""
