@@ -28,8 +28,11 @@ from leverbench.campaign.model import (
 from leverbench.campaign.schema import check_schema, schema
 from leverbench.campaign.variants import LeverFamily, check_settings, flatten, resolve_variants
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import Kernel, for_campaign, read_kernel
 
 DEFAULT_LADDER = {1: 8, 8: 32, 16: 48}
+# Where kernels lie, each in a folder of its name.
+KERNELS = Path("kernels")
 # What `--config` may change for one run beside `sessions`: how a run goes on, not what it measures.
 RUN_KEYS = ("execution", "remeasure", "on_environment_change")
 RESERVED = ("tuning", "kernels")
@@ -93,6 +96,12 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         equal_within=data.get("equal_within", DEFAULT_EQUAL_WITHIN),
         goodput=Goodput(**data["goodput"]) if "goodput" in data else None,
         recovery=_recovery(document),
+        kernels=_kernels(document, variants),
+        skip={
+            name: settings["skip_by"]
+            for name, settings in data.get("kernels", {}).items()
+            if "skip_by" in settings
+        },
         execution=data.get("execution", "jobs"),
         remeasure=data.get("remeasure", "none"),
         on_environment_change=data.get("on_environment_change", "error"),
@@ -295,6 +304,47 @@ def _content(document: Document, name: str) -> str:
             where=document.where(("workloads", name, "path")),
             cure="Paths are absolute or relative to the project's folder.",
         ) from None
+
+
+def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, Kernel]:
+    """Returns the kernels that variants name, as this campaign asks for them.
+
+    One whose folder is not there is left out: a plan of it can be made, and a run would stop.
+    """
+    written = document.data.get("kernels", {})
+    named = {name: v.engine.name for v in variants.values() for name in v.engine.tuned}
+    for name in written:
+        if name not in named:
+            raise LeverbenchError(
+                f"kernels.{name}: no variant is given it",
+                where=document.where(("kernels", name)),
+                cure=f"Say tuned: [{name}] in a variant, or remove it here.",
+            )
+    found = {}
+    for name, engine in named.items():
+        settings = written.get(name, {})
+        folder = Path(settings.get("path", KERNELS / name))
+        if not folder.is_dir():
+            continue
+        kernel = read_kernel(folder)
+        where = document.where(("kernels", name))
+        if (kernel.name, kernel.engine) != (name, engine):
+            raise LeverbenchError(
+                f"{folder} has the kernel {kernel.name} for {kernel.engine}, not {name} for"
+                f" {engine}",
+                where=where,
+                cure="Name another path: there, or another kernel in tuned:.",
+            )
+        for shape in settings.get("shapes", ()):
+            if shape.keys() != kernel.shapes[0].keys():
+                raise LeverbenchError(
+                    f"kernels.{name}.shapes: {shape} does not have the dimensions"
+                    f" {', '.join(kernel.shapes[0])}",
+                    where=where,
+                    cure=f"Those are what {folder}/kernel.yaml names.",
+                )
+        found[name] = for_campaign(kernel, _ladder(document), settings)
+    return found
 
 
 def _recovery(document: Document) -> dict[str, tuple[RecoveryStep, ...]]:

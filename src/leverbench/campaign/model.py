@@ -6,6 +6,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from leverbench.kernels.manifest import Kernel
 from leverbench.records import digest
 
 # Ratios from 1 / (1 + this) to 1 + this are no difference that matters.
@@ -56,7 +57,7 @@ class Engine:
         wrapper: Words before the command.
         args: Arguments without the leading dashes.
         env: Environment added to the server's.
-        tuned: Names of the kernels whose tuned files it is served.
+        tuned: Names of the tunable kernels that it is given.
         attach: The running server in place of a launch, or None.
     """
 
@@ -279,6 +280,8 @@ class Campaign:
         equal_within: Variants whose ratio lies within this share of 1 are equal.
         goodput: Limits of a request's latency, or None.
         recovery: By cause of a failed start, what is changed step by step.
+        kernels: The tunable kernels that variants name, as far as their folders exist.
+        skip: By kernel, the profile that tells whether tuning it can be worth it, where one is named.
         execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
         remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).
         on_environment_change: ``error``, ``remeasure`` or ``separate``.
@@ -306,6 +309,8 @@ class Campaign:
     equal_within: float
     goodput: Goodput | None
     recovery: Mapping[str, tuple[RecoveryStep, ...]]
+    kernels: Mapping[str, Kernel]
+    skip: Mapping[str, str]
     execution: str
     remeasure: str
     on_environment_change: str

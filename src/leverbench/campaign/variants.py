@@ -16,6 +16,8 @@ from leverbench.secrets import is_secret_setting, masked
 DEFAULT_SESSIONS = 3
 RESERVED = ("launches", "analysis")
 
+# What the key of a kernel begins with, among a variant's settings: each is a lever of its own.
+TUNED = "tuned."
 # Keys of a variant that set something of its server, beside `engine`.
 _OWN_KEYS = ("args", "env", "tuned", "attach")
 # Keys that a cross takes from the two variants that it is made of.
@@ -74,6 +76,9 @@ def resolve_variants(
             settings = {key: body[key] for key in _OWN_KEYS if key in body}
             own = flatten({**body.get("engine", {}), **settings})
             check_settings(document, ("variants", declared), own)
+            if "tuned" in body:
+                # The list is the whole: what the parent has beside it is removed.
+                own = {**{key: None for key in inherited if key.startswith(TUNED)}, **own}
         values = {k: v for k, v in sorted({**inherited, **own}.items()) if v is not None}
         delta = {
             key: (inherited.get(key), values.get(key))
@@ -115,7 +120,9 @@ def resolve_variants(
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an engine's settings by key, such as ``args.dtype``; None where one is unset."""
     flat: dict[str, Any] = {}
-    for key in ("version", "python", "wrapper", "tuned", "attach"):
+    for name in settings.get("tuned", ()):
+        flat[f"{TUNED}{name}"] = True
+    for key in ("version", "python", "wrapper", "attach"):
         if key not in settings:
             continue
         value: Any = settings[key]
@@ -335,7 +342,7 @@ def _engine(name: str, values: Mapping[str, Any]) -> Engine:
         wrapper=tuple(values.get("wrapper", ())),
         args={key[5:]: value for key, value in values.items() if key.startswith("args.")},
         env={key[4:]: value for key, value in values.items() if key.startswith("env.")},
-        tuned=tuple(values.get("tuned", ())),
+        tuned=tuple(key[len(TUNED) :] for key in values if key.startswith(TUNED)),
         attach=Attach(**attach) if attach else None,
     )
 

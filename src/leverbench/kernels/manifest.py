@@ -150,9 +150,9 @@ def for_campaign(
     Args:
         kernel: As its manifest says.
         ladder: The campaign's concurrencies.
-        overrides: ``shapes`` and ``sizes`` of the campaign, where it has any.
+        overrides: ``shapes`` and ``sizes`` (values) of the campaign, where it has any.
     """
-    sizes = tuple(overrides.get("sizes") or kernel.sizes or sorted(ladder))
+    sizes = tuple(sorted(overrides.get("sizes") or kernel.sizes or ladder))
     return replace(
         kernel,
         shapes=tuple(overrides.get("shapes") or kernel.shapes),
