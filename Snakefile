@@ -15,6 +15,7 @@ except ModuleNotFoundError:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/build.smk"
+include: "workflow/rules/tune.smk"
 include: f"workflow/rules/{CAMPAIGN.execution}.smk"
 
 

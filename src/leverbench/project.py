@@ -19,6 +19,8 @@ from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import MANIFEST
+from leverbench.kernels.prepared import Prepared, prepared_kernels
 from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
@@ -40,7 +42,7 @@ DEFAULT_CAMPAIGN = "config/campaign.yaml"
 _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 
 # Rules whose jobs need the engine, the model and the machine to themselves.
-_MEASURING = frozenset({"serve", "bench", "profile"})
+_MEASURING = frozenset({"serve", "bench", "profile", "tune_kernel", "microbench_kernel"})
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
@@ -145,7 +147,7 @@ class Project:
         report = f"reports/{self.campaign.name}/index.html"
         gate = f"state/gate/{self.campaign.name}"
         measured = [*self.session_records(), *self.point_records(), *self.profile_records()]
-        return [plan, *measured, report, gate]
+        return [plan, *self.microbench_records(), *measured, report, gate]
 
     @cached_property
     def due(self) -> set[str]:
@@ -218,6 +220,38 @@ class Project:
         width = len(self.campaign.workloads) * (len(self.campaign.ladder) + 1) + 2
         place = self._ranks.get((variant, session), len(self._ranks))
         return (len(self._ranks) - place + 1) * width
+
+    @cached_property
+    def _prepared(self) -> dict[str, list[Prepared]]:
+        return prepared_kernels(self.campaign)
+
+    def prepared(self, kernel: str, code: str) -> Prepared:
+        """Returns a kernel by its name and the build's, or by what is tried (``space``)."""
+        for prepared in (one for kernels in self._prepared.values() for one in kernels):
+            if prepared.kernel.name == kernel and code in (prepared.code, prepared.space):
+                return prepared
+        _exit(
+            LeverbenchError(
+                f"the campaign has no kernel {kernel} of build {code}",
+                where=self.campaign.file,
+                cure="Its files have changed since: plan.json names the present one.",
+            )
+        )
+
+    def skip_params(self, kernel: str) -> dict[str, Any] | None:
+        """Returns the profile that tells whether tuning a kernel can be worth it, or None."""
+        profile = self.campaign.skip.get(kernel)
+        return profile and {"profile": profile, "floor": self.campaign.equal_within}
+
+    def published_records(self, variant: str) -> list[str]:
+        """Returns the record of each kernel that a variant's server is given."""
+        kernels = self._prepared.get(variant, [])
+        return [str(prepared.published / "published.json") for prepared in kernels]
+
+    def microbench_records(self) -> list[str]:
+        """Returns the record of each kernel's micro-benchmark."""
+        kernels = [prepared for kernels in self._prepared.values() for prepared in kernels]
+        return list(dict.fromkeys(str(one.published / "microbench.json") for one in kernels))
 
     @property
     def _chosen(self) -> Campaign:
@@ -594,14 +628,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
     yield from unfit(campaign, _model(campaign, directory))
     if campaign.attached:
         return
-    for variant in campaign.variants.values():
-        if variant.engine.tuned:
-            yield LeverbenchError(
-                f"variant {variant.name}: this version makes no tuned files"
-                f" ({', '.join(variant.engine.tuned)})",
-                where=campaign.file,
-                cure="Remove tuned: to measure the rest.",
-            )
+    yield from _missing_kernels(campaign)
     # Each interpreter is asked once, whatever its number of variants.
     engines = {
         (engine.python, engine.wrapper, engine.version): engine
@@ -619,6 +646,27 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
                 where=campaign.file,
                 cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
+
+
+def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
+    for name in dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned):
+        if name not in campaign.kernels:
+            yield LeverbenchError(
+                f"there is no kernel {name}",
+                where=campaign.file,
+                cure=f"Add kernels/{name}/{MANIFEST}, name its folder in kernels:, or remove tuned:.",
+            )
+    prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
+    for one in prepared:
+        if one.toolchain.compiler is None and one.kernel.language != "triton":
+            yield lacking_compiler(one.kernel)
+    if prepared and campaign.execution == "session":
+        yield LeverbenchError(
+            "jobs of one session each may run where other processors are, and kernels are built"
+            " and tuned for this one",
+            where=campaign.file,
+            cure="Run it with execution=jobs on the machine that measures, or remove tuned:.",
+        )
 
 
 def _model(campaign: Campaign, directory: Path) -> Path | None:

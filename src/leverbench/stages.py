@@ -65,6 +65,107 @@ def prepare_tiny_model(seed: int, manifest: str, log: str) -> None:
         note_history("model", seconds)
 
 
+def build_kernel(kernel: Mapping[str, Any], record: str, log: str) -> None:
+    """Builds a kernel for this machine."""
+    with _stage(log):
+        from leverbench.kernels.build import build
+        from leverbench.kernels.prepared import from_params
+
+        prepared = from_params(kernel, Path(record))
+        build(prepared.kernel, prepared.toolchain, Path(record).parent)
+
+
+def tune_kernel(kernel: Mapping[str, Any], build: str, record: str, log: str) -> None:
+    """Finds the fastest parameters of a kernel for one shape, at each size."""
+    with _stage(log):
+        from leverbench.kernels.prepared import from_params
+        from leverbench.tuning import skip_of, tune
+
+        prepared = from_params(kernel, Path(record))
+        (shape,) = prepared.kernel.shapes
+        skip = kernel["skip"]
+        tune(
+            prepared.kernel,
+            shape,
+            Path(build).with_name("code"),
+            prepared.settings,
+            prepared.torch_device,
+            prepared.journal(shape),
+            Path(record),
+            skip and skip_of(prepared.kernel, Path(skip["profile"]), skip["floor"]),
+        )
+
+
+def verify_kernel(
+    kernel: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    tunings: Sequence[str],
+    record: str,
+    log: str,
+) -> None:
+    """Compares a kernel, with its default parameters and the chosen ones, with its reference."""
+    with _stage(log):
+        from leverbench.kernels.prepared import from_params
+        from leverbench.kernels.verify import require_verified, verify
+
+        prepared = from_params({**kernel, **calls}, Path(record))
+        chosen = [call["config"] for path in tunings for call in _chosen(path)]
+        body = verify(
+            prepared.kernel,
+            prepared.built / "code",
+            chosen,
+            prepared.settings,
+            prepared.torch_device,
+        )
+        require_verified(prepared.kernel, body)
+        records.write_record(Path(record), body)
+
+
+def _chosen(tuning: str) -> list[dict[str, Any]]:
+    chosen: list[dict[str, Any]] = records.read_record(Path(tuning))["chosen"]
+    return chosen
+
+
+def microbench_kernel(
+    kernel: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    tunings: Sequence[str],
+    record: str,
+    log: str,
+) -> None:
+    """Times a kernel against what it stands in for."""
+    with _stage(log):
+        from leverbench.kernels.prepared import from_params
+        from leverbench.tuning import microbench
+
+        prepared = from_params({**kernel, **calls}, Path(record))
+        microbench(
+            prepared.kernel,
+            [Path(path) for path in tunings],
+            prepared.built / "code",
+            prepared.settings,
+            prepared.torch_device,
+            Path(record),
+        )
+
+
+def publish_kernel(
+    kernel: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    tunings: Sequence[str],
+    record: str,
+    log: str,
+) -> None:
+    """Writes what servers load of a kernel."""
+    with _stage(log):
+        from leverbench.kernels.prepared import from_params
+        from leverbench.kernels.publish import publish
+
+        prepared = from_params({**kernel, **calls}, Path(record))
+        paths = [Path(path) for path in tunings]
+        publish(prepared.kernel, prepared.built / "code", paths, Path(record).parent)
+
+
 def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str) -> None:
     """Launches a session's server and proves it."""
     with _stage(log):

@@ -26,6 +26,12 @@ wildcard_constraints:
     workload="|".join(CAMPAIGN.workloads),
     session=r"[1-9]\d*",
     concurrency=r"[1-9]\d*",
+    kernel="[a-z0-9][a-z0-9-]*",
+    code="[0-9a-f]{16}",
+    choice="[0-9a-f]{16}",
+    space="[0-9a-f]{16}-[0-9a-f]{8}",
+    device="[a-z0-9-]+",
+    shape="[a-z0-9-]+",
 
 
 def campaign_targets():
@@ -71,6 +77,41 @@ def first_session_params(wildcards):
 def first_session(wildcards):
     """Returns the record of a variant's first session."""
     return RUN.session_record(wildcards.variant, RUN.first_session(wildcards.variant))
+
+
+def kernel_params(wildcards):
+    """Returns what a kernel's job needs to find the kernel."""
+    return RUN.prepared(wildcards.kernel, wildcards.code).as_params()
+
+
+def kernel_calls(wildcards):
+    """Returns the shapes and sizes that a kernel is made for."""
+    return RUN.prepared(wildcards.kernel, wildcards.code).calls_as_params()
+
+
+def kernel_tunings(wildcards):
+    """Returns the records of what was chosen for a kernel, one a shape."""
+    return list(map(str, RUN.prepared(wildcards.kernel, wildcards.code).tunings))
+
+
+def tuning_build(wildcards):
+    """Returns the record of the build that a tuning is about."""
+    return str(RUN.prepared(wildcards.kernel, wildcards.space).built / "build.json")
+
+
+def tuning_params(wildcards):
+    """Returns what the tuning of one shape depends on, besides the build."""
+    prepared = RUN.prepared(wildcards.kernel, wildcards.space)
+    return {
+        **prepared.as_params(),
+        **prepared.calls_as_params(wildcards.shape),
+        "skip": RUN.skip_params(wildcards.kernel),
+    }
+
+
+def published_kernels(wildcards):
+    """Returns the record of each kernel that a variant's server is given."""
+    return RUN.published_records(wildcards.variant)
 
 
 def profile_rank(wildcards):

@@ -3,6 +3,7 @@ rule report:
         plan="results/{campaign}/plan.json",
         measurements="results/{campaign}/analysis/measurements.parquet",
         profiles=RUN.profile_records(),
+        kernels=RUN.microbench_records(),
         code=package_sources("analysis", "report"),
     output:
         html="reports/{campaign}/index.html",

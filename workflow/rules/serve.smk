@@ -2,6 +2,7 @@
 rule serve:
     input:
         model=serve_input,
+        kernels=published_kernels,
     output:
         session="results/{campaign}/{variant}/s{session}/server.json",
     log:

@@ -1,6 +1,7 @@
 """The plan: what a campaign will do, as a record and as text."""
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import Any
 from leverbench.campaign.model import Campaign, RecoveryStep
 from leverbench.campaign.order import Session, session_order
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import shape_name
+from leverbench.kernels.prepared import published_kernels
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.records import append_line, read_record
 
@@ -80,6 +83,7 @@ def _begun(campaign: Campaign, results: Path, planned: Sequence[Session]) -> lis
 
 def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
     """Returns `plan.json`: the resolved campaign, without estimates or narrowed targets."""
+    kernels = published_kernels(campaign)
     return {
         "kind": "plan",
         "campaign": campaign.name,
@@ -127,6 +131,8 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
                 "delta": {key: list(change) for key, change in variant.delta.items()},
                 "cross": list(variant.cross),
                 "touches": list(variant.touches),
+                # The folders that its kernels are published in.
+                **({"kernels": kernels[name]} if name in kernels else {}),
             }
             for name, variant in campaign.variants.items()
         },
@@ -190,6 +196,13 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
             lever = "+".join(variant.levers) + (" (confounded)" if variant.confounded else "")
             change = f"from {variant.parent}, {lever}: {delta}"
         lines.append(f"  {name:<{width}}  {change}")
+    if campaign.kernels:
+        lines.append("kernels")
+    for kernel in campaign.kernels.values():
+        tried = math.prod(map(len, kernel.parameters.values()))
+        sizes = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
+        shapes = "; ".join(map(shape_name, kernel.shapes))
+        lines.append(f"  {kernel.name}: {tried} candidates for {shapes}{sizes}")
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

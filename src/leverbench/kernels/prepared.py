@@ -1,15 +1,25 @@
 """A kernel as one interpreter is given it: where its build, its tuning and its publication lie."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from leverbench.campaign.model import Campaign
 from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import Toolchain, build_key, toolchain
-from leverbench.kernels.manifest import Dimensions, Kernel, shape_name
+from leverbench.kernels.manifest import (
+    Dimensions,
+    Kernel,
+    for_campaign,
+    read_kernel,
+    shape_name,
+)
 from leverbench.records import digest
+from leverbench.serving.machine import installed_gpus
 
 RESULTS = Path("results/kernels")
 TUNINGS = Path("results/tuning")
@@ -76,14 +86,51 @@ class Prepared:
         """Returns the shape of a name, as `shape_name` gives it."""
         return next(shape for shape in self.kernel.shapes if shape_name(shape) == name)
 
+    @property
+    def torch_device(self) -> str:
+        """The device as torch names it."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
     def as_params(self) -> dict[str, Any]:
         """Returns what a job needs to find it again: no more, so that no other change runs it."""
         return {
+            "name": self.kernel.name,
             "folder": str(self.kernel.folder),
+            "device": self.device,
             "engine": self.settings.name,
             "python": self.settings.python,
             "wrapper": list(self.settings.wrapper),
         }
+
+    def calls_as_params(self, shape: str | None = None) -> dict[str, Any]:
+        """Returns the shapes, or the one of a name, and the sizes that it is made for."""
+        shapes = self.kernel.shapes if shape is None else [self.shape(shape)]
+        return {"shapes": [dict(one) for one in shapes], "sizes": list(self.kernel.sizes)}
+
+
+def from_params(params: Mapping[str, Any], made: Path) -> Prepared:
+    """Finds a kernel again inside a job.
+
+    Args:
+        params: `Prepared.as_params`, with `Prepared.calls_as_params` where the job needs them.
+        made: What the job makes; the build's name is in its path.
+
+    Raises:
+        LeverbenchError: The kernel's files have changed since the run was planned.
+    """
+    kernel = read_kernel(Path(params["folder"]))
+    kernel = for_campaign(kernel, {}, {key: params.get(key) for key in ("shapes", "sizes")})
+    settings = EngineSettings(
+        params["engine"], None, params["python"], tuple(params["wrapper"]), {}, {}
+    )
+    prepared = prepare(kernel, settings, params["device"])
+    if not any(part in (prepared.code, prepared.space) for part in made.parts):
+        raise LeverbenchError(
+            f"the kernel {kernel.name} is another one than when the run was planned",
+            where=str(kernel.folder),
+            cure="Run again: what it changes is made anew.",
+        )
+    return prepared
 
 
 def prepare(kernel: Kernel, settings: EngineSettings, device: str) -> Prepared:
@@ -94,17 +141,36 @@ def prepare(kernel: Kernel, settings: EngineSettings, device: str) -> Prepared:
         settings: The variant's engine.
         device: ``cpu``, or the GPU's name as part of a path.
     """
-    interpreter = interpreter_settings(settings.name, settings.python, settings.wrapper)
+    interpreter = EngineSettings(settings.name, None, settings.python, settings.wrapper, {}, {})
     return Prepared(kernel, interpreter, device, toolchain(kernel, interpreter))
 
 
-def interpreter_settings(
-    name: str, python: str | None, wrapper: tuple[str, ...] | list[str]
-) -> EngineSettings:
-    """Returns an engine's settings as far as they concern its interpreter."""
-    return EngineSettings(name, None, python, tuple(wrapper), {}, {})
+def prepared_kernels(campaign: Campaign) -> dict[str, list[Prepared]]:
+    """Returns what each variant's server is given, in the variant's order; empty lists left out.
+
+    Kernels whose folders are not there are left out, too.
+    """
+    device = re.sub("[^a-z0-9]+", "-", _device(campaign).lower()).strip("-")
+    given = {
+        name: [
+            prepare(campaign.kernels[kernel], variant.engine, device)
+            for kernel in variant.engine.tuned
+            if kernel in campaign.kernels
+        ]
+        for name, variant in campaign.variants.items()
+    }
+    return {name: kernels for name, kernels in given.items() if kernels}
 
 
-def from_params(params: Mapping[str, Any]) -> EngineSettings:
-    """Returns the settings of the interpreter that a job's params name."""
-    return interpreter_settings(params["engine"], params["python"], params["wrapper"])
+def published_kernels(campaign: Campaign) -> dict[str, dict[str, str]]:
+    """Returns, for each variant that is given kernels, the folder that each is published in."""
+    return {
+        variant: {prepared.kernel.name: str(prepared.published) for prepared in kernels}
+        for variant, kernels in prepared_kernels(campaign).items()
+    }
+
+
+def _device(campaign: Campaign) -> str:
+    if not campaign.gpus:
+        return "cpu"
+    return campaign.device or next((name for name, _ in installed_gpus()), "gpu")

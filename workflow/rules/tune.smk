@@ -1,0 +1,57 @@
+# What is timed of kernels, before anything is served: alone on the machine, as all that is timed.
+rule tune_kernel:
+    input:
+        build=tuning_build,
+    output:
+        record="results/tuning/{kernel}/{device}/{space}/{shape}.json",
+    log:
+        "logs/tuning/{kernel}/{device}/{space}/{shape}.log",
+    priority: 1_000_000
+    conda:
+        "../../envs/leverbench.yaml"
+    threads: workflow.cores or 1
+    resources:
+        measure=1,
+    params:
+        kernel=tuning_params,
+    script:
+        "../scripts/tune_kernel.py"
+
+
+rule verify_kernel:
+    input:
+        build="results/kernels/{kernel}/{code}/build.json",
+        tunings=kernel_tunings,
+    output:
+        record="results/kernels/{kernel}/{code}/{choice}/verify.json",
+    log:
+        "logs/kernels/{kernel}/{code}/{choice}/verify.log",
+    priority: 1_000_000
+    conda:
+        "../../envs/leverbench.yaml"
+    params:
+        kernel=kernel_params,
+        calls=kernel_calls,
+    script:
+        "../scripts/verify_kernel.py"
+
+
+rule microbench_kernel:
+    input:
+        published="results/kernels/{kernel}/{code}/{choice}/published.json",
+        tunings=kernel_tunings,
+    output:
+        record="results/kernels/{kernel}/{code}/{choice}/microbench.json",
+    log:
+        "logs/kernels/{kernel}/{code}/{choice}/microbench.log",
+    priority: 1_000_000
+    conda:
+        "../../envs/leverbench.yaml"
+    threads: workflow.cores or 1
+    resources:
+        measure=1,
+    params:
+        kernel=kernel_params,
+        calls=kernel_calls,
+    script:
+        "../scripts/microbench_kernel.py"
