@@ -27,7 +27,7 @@ from pathlib import Path
 from leverbench.serving.processes import KEEPER_MARK, SERVER_MARK, descendants, marked
 
 PROJECT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "workflow", "config", "profiles", "envs")
+COPIED = ("Snakefile", "workflow", "config", "kernels", "profiles", "envs")
 QUICK = ["--config", "sessions=1", "only=baseline,float32"]
 
 

@@ -19,7 +19,9 @@ from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.records import write_record
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "workflow", "profiles", "config", "envs/leverbench.yaml")
+COPIED = ("Snakefile", "workflow", "profiles", "config", "kernels", "envs/leverbench.yaml")
+# Outputs that are folders.
+FOLDERS = ("figures", "code", "plugin")
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 RUN_TIMEOUT_S = 1800
 
@@ -116,7 +118,7 @@ class ProjectCopy:
             if not line.startswith(("results/", "reports/", "models/", "state/")):
                 continue
             output.parent.mkdir(parents=True, exist_ok=True)
-            if output.name == "figures":
+            if output.name in FOLDERS:
                 output.mkdir(exist_ok=True)
             elif output.suffix != ".json":
                 output.write_text("")

@@ -335,6 +335,12 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 where=where,
                 cure="Name another path: there, or another kernel in tuned:.",
             )
+        if "sizes" in settings and kernel.size is None:
+            raise LeverbenchError(
+                f"kernels.{name}.sizes: no dimension of it varies from call to call",
+                where=where,
+                cure=f"Remove it: {folder}/kernel.yaml names no sizes.",
+            )
         for shape in settings.get("shapes", ()):
             if shape.keys() != kernel.shapes[0].keys():
                 raise LeverbenchError(
@@ -343,7 +349,7 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     where=where,
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
-        found[name] = for_campaign(kernel, _ladder(document), settings)
+        found[name] = for_campaign(kernel, settings)
     return found
 
 

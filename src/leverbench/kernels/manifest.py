@@ -14,8 +14,6 @@ from leverbench.records import digest
 MANIFEST = "kernel.yaml"
 # What knows the kernel's tensors: it is imported by the engine's interpreter alone.
 MODULE = "kernel.py"
-# Stands for the campaign's concurrencies.
-LADDER = "ladder"
 
 Value = int | str
 Dimensions = Mapping[str, Value]
@@ -132,8 +130,7 @@ def read_kernel(folder: Path) -> Kernel:
         restrictions=tuple(data.get("restrictions", ())),
         shapes=tuple(data["shapes"]),
         size=size,
-        # The campaign's, which is not known here: see `for_campaign`.
-        sizes=() if sizes == LADDER else tuple(sorted(sizes)),
+        sizes=tuple(sorted(sizes)),
         tolerance=Tolerance(**data["tolerance"]),
         touches=tuple(data.get("touches", ())),
         engine=data["load"]["engine"],
@@ -142,21 +139,17 @@ def read_kernel(folder: Path) -> Kernel:
     )
 
 
-def for_campaign(
-    kernel: Kernel, ladder: Mapping[int, int], overrides: Mapping[str, Any]
-) -> Kernel:
-    """Returns a kernel as a campaign asks for it: with its own shapes, and sizes from its ladder.
+def for_campaign(kernel: Kernel, overrides: Mapping[str, Any]) -> Kernel:
+    """Returns a kernel as a campaign asks for it: with the campaign's own ``shapes`` and ``sizes``.
 
     Args:
         kernel: As its manifest says.
-        ladder: The campaign's concurrencies.
-        overrides: ``shapes`` and ``sizes`` (values) of the campaign, where it has any.
+        overrides: What the campaign says of it; without one of these, the manifest's holds.
     """
-    sizes = tuple(sorted(overrides.get("sizes") or kernel.sizes or ladder))
     return replace(
         kernel,
         shapes=tuple(overrides.get("shapes") or kernel.shapes),
-        sizes=sizes if kernel.size is not None else (),
+        sizes=tuple(sorted(overrides.get("sizes") or kernel.sizes)),
     )
 
 

@@ -119,7 +119,7 @@ def from_params(params: Mapping[str, Any], made: Path) -> Prepared:
         LeverbenchError: The kernel's files have changed since the run was planned.
     """
     kernel = read_kernel(Path(params["folder"]))
-    kernel = for_campaign(kernel, {}, {key: params.get(key) for key in ("shapes", "sizes")})
+    kernel = for_campaign(kernel, params)
     settings = EngineSettings(
         params["engine"], None, params["python"], tuple(params["wrapper"]), {}, {}
     )
