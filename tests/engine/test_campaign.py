@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from embedded import events, left_behind, snapshot
 
-VARIANTS = ("baseline", "threads-2", "float32", "decode-steps-4")
+VARIANTS = ("baseline", "threads-2", "float32", "decode-steps-4", "decode-kernel")
 WORDS = ("faster", "slower", "equal", "undecided", "not worth deciding")
 COLUMNS = [
     *("campaign", "variant", "parent", "session", "workload", "concurrency", "server_id", "valid"),
@@ -28,7 +28,7 @@ def test_it_succeeds(embedded):
 def test_every_point_is_measured_and_sound(embedded):
     points = embedded.points()
 
-    assert len(points) == 4 * 2 * 3
+    assert len(points) == 5 * 2 * 3
     for path, point in points.items():
         assert point["outcome"] == "measured", path
         assert point["valid"], path
@@ -42,7 +42,7 @@ def test_every_point_is_measured_and_sound(embedded):
 
 def test_each_launch_and_point_has_answers_to_compare(embedded):
     launches = embedded.records("launches/*.json")
-    assert len(launches) >= 4 * 2
+    assert len(launches) >= 5 * 2
     for path, launch in launches.items():
         assert len(launch["answers"]) == 3, path
         assert all(len(answer["token_ids"]) >= 8 for answer in launch["answers"]), path
@@ -106,14 +106,14 @@ def test_windows_do_not_overlap_and_keep_the_plan_s_order(embedded):
     first = [at for at, p in zip(measured, points, strict=True) if p["launch_index"] == 1]
     planned = [(*session, c) for session in plan["order"] for c in (1, 8, 16)]
     assert first == [at for at in planned if at in first]
-    assert len(first) >= 20
+    assert len(first) >= 25
 
 
 def test_leases_to_measure_do_not_overlap(embedded):
     measuring = [e["what"] for e in events(embedded.project) if e["what"].startswith("measure-")]
 
     # More than one a point where a void window was measured again.
-    assert len(measuring) >= 2 * 24
+    assert len(measuring) >= 2 * 30
     assert measuring == ["measure-begin", "measure-end"] * (len(measuring) // 2)
 
 
@@ -122,7 +122,7 @@ def test_each_session_is_one_launch_with_every_setting_in_force(embedded):
     used = {point["server_id"] for point in embedded.points().values()}
 
     again = sum(point["launch_index"] == 2 for point in embedded.points().values())
-    assert 8 <= len(launches) <= 8 + again
+    assert 10 <= len(launches) <= 10 + again
     assert used <= {launch["server_id"] for launch in launches.values()}
     for launch in launches.values():
         for lever in launch["levers_applied"]:
@@ -143,8 +143,11 @@ def test_the_table_has_a_row_a_point(embedded):
         rows = list(csv.DictReader(file))
 
     assert list(rows[0])[: len(COLUMNS)] == COLUMNS
-    assert len(rows) == 24
-    assert {row["parent"] for row in rows if row["variant"] != "baseline"} == {"baseline"}
+    assert len(rows) == 30
+    assert {row["parent"] for row in rows if row["variant"] != "baseline"} == {
+        "baseline",
+        "float32",
+    }
 
 
 def test_the_report_is_one_page_without_outside_references(embedded):
@@ -166,7 +169,7 @@ def test_each_variant_is_judged_or_says_why_not(embedded):
     judged = [
         v for v in verdicts if v["metric"] == "output_tok_per_s" and v["concurrency"] in (1, 8, 16)
     ]
-    assert len(judged) == 3 * 3
+    assert len(judged) == 4 * 3
     for verdict in judged:
         if verdict["variant"] == "decode-steps-4":
             assert verdict["verdict"] is None
@@ -178,7 +181,7 @@ def test_each_variant_is_judged_or_says_why_not(embedded):
         assert verdict["sessions"] == 2
         told = f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f}), p "
         assert told in findings
-    assert findings.count("- **verdict**") >= 2 * 3
+    assert findings.count("- **verdict**") >= 3 * 3
 
 
 def test_nothing_to_do_right_after(embedded):

@@ -45,7 +45,7 @@ def test_an_interpreter_a_wrapper_and_tuned_files_are_inherited_and_taken_away(t
     assert c.engine.tuned == ("w8a8-block-fp8",)
     assert c.engine.wrapper == ("box", "run")
     assert c.delta == {"args.dtype": ("bfloat16", "float32")}
-    assert d.delta == {"tuned": (["w8a8-block-fp8"], None)}
+    assert d.delta == {"tuned.w8a8-block-fp8": (True, None)}
     assert d.engine.tuned == ()
     assert e.delta == {"wrapper": (["box", "run"], None)}
     assert (e.engine.wrapper, e.engine.python) == ((), "/p")
@@ -149,7 +149,11 @@ def test_a_control_has_an_empty_delta(tmp_path):
             "a: {engine: {wrapper: [box, --env, HF_TOKEN=abc]}}\n",
             "c.yaml:6: wrapper holds a secret",
         ),
-        ("a: {tuned: [w4a16]}\n", "variants.a.tuned.0: 'w4a16' is not one of"),
+        ("a: {tuned: [a/b]}\n", "variants.a.tuned.0: 'a/b' does not match"),
+        (
+            "a: {}\nb: {from: a, tuned: [k, l]}\n",
+            "2 levers in one delta: k, l. Give each its own variant",
+        ),
     ],
 )
 def test_a_mistake_in_a_variant_is_one_message(tmp_path, variants, said):
