@@ -92,7 +92,10 @@ def resolve_variants(
         if cross:
             levers, touches = resolved[cross[1]].levers, resolved[cross[1]].touches
         else:
-            families = dict.fromkeys(lever_family(engine_name, key) for key in delta)
+            families = dict.fromkeys(
+                key.removeprefix(TUNED) if key.startswith(TUNED) else lever_family(engine_name, key)
+                for key in delta
+            )
             levers = _levers(body, parent, delta, tuple(families), where)
             touches = tuple(body.get("touches", ()))
         resolved[name] = Variant(
