@@ -1,0 +1,288 @@
+"""Tuning a kernel for one shape: what is fastest for each of its calls, and is it shipped."""
+
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from leverbench import records
+from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import MANIFEST, Candidate, Dimensions, Kernel
+from leverbench.serving.failures import now
+from leverbench.serving.machine import machine_fingerprint, require_gpus
+from leverbench.tuning.invalid import Invalid, InvalidCandidate
+from leverbench.tuning.journal import Journal, Step
+from leverbench.tuning.race import Rounds, Verdict, judge, run_race
+from leverbench.tuning.search import RUNGS, halve
+from leverbench.tuning.skip import Skip
+from leverbench.tuning.space import make_space
+from leverbench.tuning.worker import Timer, Worker
+
+# Of how candidates are timed, searched and raced: what another version measured is not mixed in.
+METHOD_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How tuning a shape ended, in its record."""
+
+    TUNED = "tuned"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a kernel uses at a call's dimensions.
+
+    Attributes:
+        dimensions: Of the call.
+        config: What is used: the candidate that was raced, or the default.
+        default: The default.
+        raced: The candidate that was raced against the default; None where none was.
+        tuned_s: Median time of a call with ``config``; None where nothing was timed.
+        default_s: The same with the default.
+        verdict: Of the race.
+    """
+
+    dimensions: Dimensions
+    config: Candidate
+    default: Candidate
+    raced: Candidate | None
+    tuned_s: float | None
+    default_s: float | None
+    verdict: Verdict | None
+
+    @property
+    def published(self) -> bool:
+        """Whether ``config`` won its race, and is shipped in the default's place."""
+        return self.verdict is not None and self.verdict.faster
+
+    def as_record(self) -> dict[str, Any]:
+        """Returns plain values; the race's are None where there was none."""
+        verdict = self.verdict
+        return {
+            "dimensions": dict(self.dimensions),
+            "config": dict(self.config),
+            "default": dict(self.default),
+            "raced": None if self.raced is None else dict(self.raced),
+            "tuned_s": self.tuned_s,
+            "default_s": self.default_s,
+            "raced_s": verdict and verdict.rival_s,
+            "speedup": verdict and verdict.speedup,
+            "low": verdict and verdict.low,
+            "high": verdict and verdict.high,
+            "published": self.published,
+        }
+
+
+@dataclass
+class Tuned:
+    """What tuning a shape came to.
+
+    Attributes:
+        chosen: For each call.
+        candidates: How many there are, over all calls.
+        timed: How many of them were timed.
+        invalid: How many are invalid, by reason.
+    """
+
+    chosen: list[Chosen]
+    candidates: int = 0
+    timed: int = 0
+    invalid: Counter[Invalid] = field(default_factory=Counter)
+
+
+def tune(
+    kernel: Kernel,
+    shape: Dimensions,
+    code: Path,
+    settings: EngineSettings,
+    device: str,
+    journal: Path,
+    record: Path,
+    skip: Skip | None = None,
+) -> None:
+    """Tunes a kernel for a shape, at each of its sizes, and records what was chosen.
+
+    What the journal holds is not measured again.
+
+    Args:
+        kernel: The kernel, as a campaign asks for it.
+        shape: One of its shapes.
+        code: Folder of what was built.
+        settings: The engine's, for its interpreter.
+        device: ``cpu``, or the name of the GPU.
+        journal: What is measured, as it is measured; see `Journal`.
+        record: What was chosen.
+        skip: What bounds the gain, where it is known.
+
+    Raises:
+        LeverbenchError: A restriction is wrong, the default cannot be used, the engine's
+            interpreter cannot load the kernel, or the journal is damaged.
+    """
+    began, started_at = time.monotonic(), now()
+    about = {**what_is_timed(kernel, code, device), "shape": dict(shape)}
+    why = skip.reason if skip is not None else None
+    if why is None:
+        with Worker(kernel, code, settings, device) as worker:
+            tuned = tune_calls(kernel, shape, worker, Journal(journal, about))
+    else:
+        calls = kernel.calls(shape)
+        tuned = Tuned([_chosen(kernel, call, None, None, None) for call in calls])
+    records.write_record(
+        record,
+        {
+            "kind": "tuning",
+            **about,
+            "device": device,
+            "outcome": Outcome.TUNED if why is None else Outcome.SKIPPED,
+            "detail": why,
+            "chosen": [each.as_record() for each in tuned.chosen],
+            "candidates": tuned.candidates,
+            "timed": tuned.timed,
+            "invalid": {str(reason): count for reason, count in sorted(tuned.invalid.items())},
+            "started_at": started_at,
+            "ended_at": now(),
+            "seconds": round(time.monotonic() - began, 3),
+        },
+    )
+    print(f"leverbench: {kernel.name}: {why or _told(tuned)}", file=sys.stderr, flush=True)
+
+
+def what_is_timed(kernel: Kernel, code: Path, device: str) -> dict[str, Any]:
+    """Returns what times of a kernel's calls depend on, beside dimensions and parameters.
+
+    Args:
+        kernel: The kernel.
+        code: Folder of what was built; the folder that holds it is named after the build.
+        device: ``cpu``, or the name of the GPU.
+
+    Raises:
+        LeverbenchError: There is no GPU.
+    """
+    if device != "cpu":
+        require_gpus(1, None)
+    return {
+        "method": METHOD_VERSION,
+        "kernel": kernel.name,
+        "digests": {
+            "code": kernel.code_digest,
+            "build": code.resolve().parent.name,
+            "space": kernel.space_digest,
+        },
+        "machine": machine_fingerprint(("cpu" if device == "cpu" else "gpu0",)),
+    }
+
+
+def tune_calls(kernel: Kernel, shape: Dimensions, timer: Timer, journal: Journal) -> Tuned:
+    """Returns what is chosen for each call of a shape.
+
+    Raises:
+        LeverbenchError: A restriction is wrong, or the default cannot be used.
+    """
+    tuned = Tuned([])
+    for dimensions in kernel.calls(shape):
+        call = _Call(kernel, dimensions, timer, journal)
+        space = make_space(kernel, dimensions)
+        found = halve(space.candidates, call.measure)
+        tuned.candidates += len(space.candidates) + space.restricted
+        tuned.timed += sum(median is not None for median in found.medians_s)
+        if space.restricted:
+            tuned.invalid[Invalid.RESTRICTED] += space.restricted
+        tuned.invalid += found.invalid
+        raced, verdict = None, None
+        # The default comes first among the candidates: who is slower than it is not raced.
+        for place in itertools.takewhile(bool, found.ranking):
+            try:
+                verdict = call.race(space.candidates[place])
+            except InvalidCandidate as problem:
+                tuned.invalid[problem.reason] += 1
+            else:
+                raced = space.candidates[place]
+                break
+        tuned.chosen.append(_chosen(kernel, dimensions, raced, verdict, found.medians_s[0]))
+    return tuned
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Measures candidates at a call's dimensions, each step once."""
+
+    kernel: Kernel
+    dimensions: Dimensions
+    timer: Timer
+    journal: Journal
+
+    def measure(self, candidate: Candidate, rung: int) -> Sequence[float]:
+        def timed() -> dict[str, Any]:
+            return {"samples_s": self._time(candidate, RUNGS[rung], check=rung == 0)}
+
+        samples_s: Sequence[float] = self.journal.do(
+            Step(self.dimensions, candidate, f"rung-{rung}"), timed
+        )["samples_s"]
+        return samples_s
+
+    def race(self, rival: Candidate) -> Verdict:
+        def raced() -> dict[str, Any]:
+            return asdict(
+                run_race(
+                    lambda samples: self._time(self.kernel.default, samples),
+                    lambda samples: self._time(rival, samples),
+                )
+            )
+
+        line = self.journal.do(Step(self.dimensions, rival, "race"), raced)
+        return judge(Rounds(line["incumbent_s"], line["rival_s"]))
+
+    def _time(self, candidate: Candidate, samples: int, check: bool = False) -> list[float]:
+        try:
+            return self.timer.time(self.dimensions, candidate, samples, check=check)
+        except InvalidCandidate as problem:
+            if candidate != self.kernel.default:
+                raise
+            # No result of a search, which needs it: the next run tries again.
+            raise LeverbenchError(
+                f"the default cannot be used at {dict(self.dimensions)}:"
+                f" {problem.reason}, {problem.detail}",
+                where=str(self.kernel.folder / MANIFEST),
+                cure="Correct the kernel, or choose another default.",
+            ) from None
+
+
+def _chosen(
+    kernel: Kernel,
+    dimensions: Dimensions,
+    raced: Candidate | None,
+    verdict: Verdict | None,
+    default_s: float | None,
+) -> Chosen:
+    """Returns the candidate that was raced, where it was faster beyond noise, else the default.
+
+    Args:
+        kernel: The kernel.
+        dimensions: Of the call.
+        raced: The candidate that was raced.
+        verdict: Of its race.
+        default_s: The default's median in the search; the race's counts where there was one.
+    """
+    config, tuned_s = kernel.default, default_s
+    if raced is not None and verdict is not None:
+        default_s = tuned_s = verdict.incumbent_s
+        if verdict.faster:
+            config, tuned_s = raced, verdict.rival_s
+    return Chosen(dimensions, config, kernel.default, raced, tuned_s, default_s, verdict)
+
+
+def _told(tuned: Tuned) -> str:
+    shipped = [each for each in tuned.chosen if each.published]
+    gains = [each.verdict.speedup for each in shipped if each.verdict]
+    return (
+        f"{tuned.timed} of {tuned.candidates} candidates timed; {len(shipped)} of"
+        f" {len(tuned.chosen)} calls get other values than the default"
+        + (f", up to {max(gains):.2f} times as fast" if gains else "")
+    )
