@@ -79,7 +79,8 @@ def tune_kernel(kernel: Mapping[str, Any], build: str, record: str, log: str) ->
     """Finds the fastest parameters of a kernel for one shape, at each size."""
     with _stage(log):
         from leverbench.kernels.prepared import from_params
-        from leverbench.tuning import skip_of, tune
+        from leverbench.tuning.skip import skip_of
+        from leverbench.tuning.tune import tune
 
         prepared = from_params(kernel, Path(record))
         (shape,) = prepared.kernel.shapes
@@ -136,7 +137,7 @@ def microbench_kernel(
     """Times a kernel against what it stands in for."""
     with _stage(log):
         from leverbench.kernels.prepared import from_params
-        from leverbench.tuning import microbench
+        from leverbench.tuning.microbench import microbench
 
         prepared = from_params({**kernel, **calls}, Path(record))
         microbench(

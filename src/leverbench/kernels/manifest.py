@@ -192,6 +192,12 @@ def _problems(document: Document, folder: Path) -> Iterator[LeverbenchError]:
             cure="Name every dimension in each shape.",
         )
     known = {*data["parameters"], *names[0], *data.get("sizes", {})}
+    if "cores" in known:
+        yield LeverbenchError(
+            "cores is the number of CPU cores, in restrictions",
+            where=document.where(),
+            cure="Call the parameter or dimension otherwise.",
+        )
     if len(known) < len(data["parameters"]) + len(names[0]) + len(data.get("sizes", {})):
         yield LeverbenchError(
             "a name stands for two things among parameters, shapes and sizes",
