@@ -5,6 +5,7 @@ The whole file is held in memory: a few decode steps without stacks and shapes a
 
 import gzip
 import json
+import math
 import re
 import statistics
 import zlib
@@ -20,6 +21,8 @@ from leverbench.errors import LeverbenchError
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _ANNOTATION = "user_annotation"
 _ON_CPU = frozenset({"cpu_op", _ANNOTATION})
+# The span of the recording itself.
+_RECORDING = "Trace"
 _CURE = "Delete the profile's summary.json and run again: it is taken anew."
 
 
@@ -128,8 +131,11 @@ def _trace(events: Iterable[Mapping[str, Any]], loops: Sequence[Loop]) -> Trace:
     calls: Counter[_Key] = Counter()
     self_us: defaultdict[_Key, float] = defaultdict(float)
     threads: defaultdict[tuple[Any, Any], list[_Span]] = defaultdict(list)
+    recordings_end_us = []
     for event in events:
         kind = event.get("cat")
+        if event.get("ph") == "X" and kind == _RECORDING:
+            recordings_end_us.append(float(event["ts"]) + float(event["dur"]))
         if event.get("ph") != "X" or not (kind in _ON_GPU or kind in _ON_CPU):
             continue
         duration_us, name = float(event["dur"]), str(event["name"])
@@ -144,6 +150,7 @@ def _trace(events: Iterable[Mapping[str, Any]], loops: Sequence[Loop]) -> Trace:
             )
             threads[event["pid"], event["tid"]].append(span)
     on_cpu = [span for spans in threads.values() for span in spans]
+    _cut(on_cpu, max(recordings_end_us, default=math.inf))
     events_read = calls.total() + len(on_cpu)
     annotations = Counter(span.name for span in on_cpu if span.annotation)
     for spans in threads.values():
@@ -171,6 +178,14 @@ class _Span:
     self_us: float
     loop: str | None = None
     inside: list["_Span"] = field(default_factory=list)
+
+
+def _cut(spans: Iterable[_Span], end_us: float) -> None:
+    """Ends spans with the recording: those that are open then go on while it is written."""
+    for span in spans:
+        if span.end_us > end_us:
+            span.end_us = max(span.start_us, end_us)
+            span.self_us = span.end_us - span.start_us
 
 
 def _leave_out_inner(spans: list[_Span]) -> None:

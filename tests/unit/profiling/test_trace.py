@@ -159,6 +159,19 @@ def test_a_missing_file_is_not_whole(tmp_path):
     assert not is_whole(tmp_path / "t.gz")
 
 
+def test_what_is_open_when_the_recording_ends_does_not_count_further(tmp_path):
+    # The server writes the trace inside of the span in which it stops the recording.
+    recording = event("Trace", "PyTorch Profiler (0)", 0, 130, pid="Spans", tid="PyTorch Profiler")
+    events = [step(0, 100), op("a", 10, 40), step(110, 900), op("a", 120, 5), op("a", 128, 7)]
+    plain = read(tmp_path / "t.json", *events)
+    trace = read(tmp_path / "t.json", *events, recording)
+
+    assert self_us(plain) == {"step[DECODE bs=3]": 60 + 900 - 12, "a": 52}
+    # Of the second step 20 us, of its last operation 2.
+    assert self_us(trace) == {"step[DECODE bs=3]": 60 + 20 - 7, "a": 40 + 5 + 2}
+    assert (trace.events, trace.annotations) == (plain.events, plain.annotations)
+
+
 def layer(start_us: float, calls: int) -> list[Any]:
     """A layer of 200 us: projection, write, loop of 10 us a call from 25 us on, projection."""
     loop = []
