@@ -38,7 +38,8 @@ class Ceiling:
         variant: The variant that pulls it.
         workload: The point's workload.
         concurrency: The point's concurrency.
-        lever: The lever; for what the campaign says of a variant as a whole, all its levers.
+        lever: The lever, or the kernel that is one; for what the campaign says of a variant as a
+            whole, all its levers.
         categories: Those that it touches, of the ones in the profile.
         share: Their share of the operations' time in the parent.
         gain: The ceiling: old time over new.
@@ -67,7 +68,10 @@ def ceiling(share: float) -> float:
 
 
 def ceilings(
-    plan: Mapping[str, Any], concurrencies: Sequence[int], profiles: Sequence[Shares]
+    plan: Mapping[str, Any],
+    concurrencies: Sequence[int],
+    profiles: Sequence[Shares],
+    kernels: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> list[Ceiling]:
     """Returns the ceilings of variants that touch categories of their parents' profiles.
 
@@ -77,6 +81,7 @@ def ceilings(
         profiles: Those that there are. For a point that of the parent at its workload and
             concurrency counts; of a record, which does not tell whose a profile is, the one at
             the concurrency, else one of an unknown concurrency.
+        kernels: By variant, what each kernel touches that it has and its parent has not.
     """
     found = []
     for name, variant in plan["variants"].items():
@@ -85,17 +90,27 @@ def ceilings(
         for workload in plan["workloads"]:
             for concurrency in concurrencies:
                 candidates = _candidates(profiles, variant["parent"], workload, concurrency)
-                for lever, touched in _touched(variant).items():
+                for lever, touched in _touched(variant, kernels.get(name, {})).items():
                     if one := _ceiling(candidates, touched):
                         found.append(Ceiling(name, workload, concurrency, lever, *one))
     return found
 
 
-def _touched(variant: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the categories that each lever of a planned variant touches, as far as known."""
-    if touches := variant.get("touches"):
-        return {" + ".join(variant["levers"]): tuple(touches)}
-    known = {lever: touched_categories(lever) for lever in variant["levers"]}
+def _touched(
+    variant: Mapping[str, Any], kernels: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the categories that each lever of a planned variant touches, as far as known.
+
+    What the campaign says goes before what a kernel's manifest says, and that before the lever's
+    name.
+    """
+    told = variant.get("touches")
+    if kernels:
+        known = {kernel: tuple(told or touched) for kernel, touched in kernels.items()}
+    elif told:
+        known = {" + ".join(variant["levers"]): tuple(told)}
+    else:
+        known = {lever: touched_categories(lever) for lever in variant["levers"]}
     return {lever: touched for lever, touched in known.items() if touched}
 
 

@@ -23,7 +23,7 @@ from leverbench.load.endpoint import Request
 from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.validity import INVALID, InvalidReason
 from leverbench.load.workload import make_requests
-from leverbench.profiling.table import Row, make_table, summarise, write_table
+from leverbench.profiling.table import Row, loops, make_table, summarise, write_table
 from leverbench.profiling.trace import Trace, is_whole, read_trace
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.failures import (
@@ -342,7 +342,7 @@ def _read(paths: Mapping[str, Path]) -> dict[str, Trace]:
     traces = {}
     for rank, path in paths.items():
         try:
-            traces[rank] = read_trace(path)
+            traces[rank] = read_trace(path, loops())
         except LeverbenchError as error:
             raise _incomplete(f"{rank}: {error.what}") from None
     return traces

@@ -13,7 +13,7 @@ import yaml
 
 from leverbench.errors import LeverbenchError
 from leverbench.parquet import write_rows
-from leverbench.profiling.trace import Operation, Trace
+from leverbench.profiling.trace import Loop, Operation, Trace
 from leverbench.records import SCHEMA_VERSION
 
 Key = TypeVar("Key", bound=Hashable)
@@ -34,6 +34,7 @@ class Row:
         device: ``cpu`` or ``gpu``.
         name: Of the kernel, the operation or the annotation.
         category: From ``categories.yaml``, or ``host-code`` or ``other``.
+        in_loop: Whether the loop that it is in decided on the category, and not its name.
         calls: How many.
         self_us: Time in it, without that in operations inside it.
         share: Of the rank's total on that device.
@@ -43,6 +44,7 @@ class Row:
     device: str
     name: str
     category: str
+    in_loop: bool
     calls: int
     self_us: float
     share: float
@@ -54,6 +56,7 @@ _SCHEMA = pa.schema(
         pa.field("device", pa.string(), nullable=False),
         pa.field("name", pa.string(), nullable=False),
         pa.field("category", pa.string(), nullable=False),
+        pa.field("in_loop", pa.bool_(), nullable=False),
         pa.field("calls", pa.int64(), nullable=False),
         pa.field("self_us", pa.float64(), nullable=False),
         pa.field("share", pa.float64(), nullable=False),
@@ -62,28 +65,43 @@ _SCHEMA = pa.schema(
 
 
 def category(operation: Operation) -> str:
-    """Returns the first category one of whose patterns is found in an operation's name."""
-    for name, pattern in _patterns():
+    """Returns an operation's category: its loop's, or that of the first pattern that is found."""
+    if operation.loop is not None:
+        return operation.loop
+    for name, pattern in _rules()[0]:
         if pattern.search(operation.name):
             return name
     return HOST_CODE if operation.annotation else OTHER
 
 
+def loops() -> tuple[Loop, ...]:
+    """Returns the loops whose time belongs to the category of the operation in them."""
+    return _rules()[1]
+
+
 @cache
-def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _rules() -> tuple[tuple[tuple[str, re.Pattern[str]], ...], tuple[Loop, ...]]:
     try:
         entries = yaml.safe_load(CATEGORIES.read_text(encoding="utf-8"))
-        return tuple(
+        patterns = tuple(
             (str(entry["category"]), re.compile(pattern))
             for entry in entries
+            if "loop" not in entry
             for pattern in entry["patterns"]
+        )
+        found = tuple(
+            Loop(str(entry["category"]), re.compile(entry["loop"]), re.compile(entry["fence"]))
+            for entry in entries
+            if "loop" in entry
         )
     except (OSError, yaml.YAMLError, re.error, LookupError, TypeError) as error:
         raise LeverbenchError(
             f"unusable patterns ({error})",
             where=str(CATEGORIES),
-            cure="Each entry has a category and its patterns, Python regular expressions.",
+            cure="Each entry has a category and its patterns, or a loop and its fence: Python"
+            " regular expressions.",
         ) from None
+    return patterns, found
 
 
 def make_table(traces: Mapping[str, Trace]) -> list[Row]:
@@ -97,6 +115,7 @@ def make_table(traces: Mapping[str, Trace]) -> list[Row]:
                 device=operation.device,
                 name=operation.name,
                 category=category(operation),
+                in_loop=operation.loop is not None,
                 calls=operation.calls,
                 self_us=operation.self_us,
                 share=_share(operation.self_us, total_us[operation.device]),
@@ -116,12 +135,18 @@ def summarise(rows: Sequence[Row], device: str) -> dict[str, Any]:
     counted = [row for row in rows if row.device == device]
     total_us = sum(row.self_us for row in counted)
     categories = _sums((row.category, row.self_us) for row in counted)
+    in_loops = _sums((row.category, row.self_us) for row in counted if row.in_loop)
     operations = _sums(((row.category, row.name), row.self_us) for row in counted)
     calls = _sums(((row.category, row.name), row.calls) for row in counted)
     return {
         "total_us": total_us,
         "categories": [
-            {"category": name, "share": _share(time_us, total_us), "self_us": time_us}
+            {
+                "category": name,
+                "share": _share(time_us, total_us),
+                "in_loops": _share(in_loops.get(name, 0.0), total_us),
+                "self_us": time_us,
+            }
             for name, time_us in _descending(categories)
         ],
         "top": [

@@ -8,12 +8,13 @@ from leverbench.analysis.agreement import PromptAgreement
 from leverbench.analysis.ceilings import Shares, ceiling
 from leverbench.analysis.crossover import GAIN, LOSS, NOTHING, crossovers
 from leverbench.analysis.measurements import row_name
+from leverbench.analysis.predictions import Choice, Prediction
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.settings import as_text, changes
 from leverbench.analysis.verdicts import PRIMARY, Verdict, Word, interval_text, verdict_text
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, RANDOM_IDS
 from leverbench.report.profiles import OTHER, Profile, ProfileTable
-from leverbench.report.summary import Summary, engine_text, first_line
+from leverbench.report.summary import Gain, Summary, engine_text, first_line
 
 _EFFECTS = {
     GAIN: "a gain",
@@ -60,6 +61,8 @@ def findings(summary: Summary) -> list[Finding]:
         _confounded,
         _beside,
         _above_ceiling,
+        _predicted,
+        _tuned,
         _crossover,
         _recovered,
         _late,
@@ -391,17 +394,15 @@ def _beside(summary: Summary) -> Iterator[Finding]:
 
 def _above_ceiling(summary: Summary) -> Iterator[Finding]:
     for one in summary.ceilings:
-        point = (one.variant, one.workload, one.concurrency)
-        found = _gain(summary, point)
-        if found is None or found[0] <= one.gain:
+        gain = summary.gain(one.variant, one.workload, one.concurrency)
+        if gain is None or gain.ratio <= one.gain:
             continue
-        gain, least, how = found
         shares = f"{' + '.join(one.categories)} {one.share:.1%} of decode time"
-        surely = least is not None and least > one.gain
+        surely = gain.low is not None and gain.low > one.gain
         text = (
-            f"{one.variant} measured a gain of {gain:.3f} at C={one.concurrency} under"
-            f" {one.workload} ({how}{', unreplicated' if least is None else ''}), above the ceiling"
-            f" of {one.lever}: {shares} in profile {one.profile}, so at most 1 / (1 -"
+            f"{one.variant} measured a gain of {gain.ratio:.3f} at C={one.concurrency} under"
+            f" {one.workload} ({gain.how}{', unreplicated' if gain.low is None else ''}), above the"
+            f" ceiling of {one.lever}: {shares} in profile {one.profile}, so at most 1 / (1 -"
             f" {one.share:.3g}) = {one.gain:.3f}."
             f" Not that lever's alone{'' if surely else ', or noise'}."
         )
@@ -410,26 +411,85 @@ def _above_ceiling(summary: Summary) -> Iterator[Finding]:
         yield Finding("ceiling", text, rows)
 
 
-def _gain(summary: Summary, point: tuple[str, str, int]) -> tuple[float, float | None, str] | None:
-    """Returns old time over new, the lower end of its interval, and how it was had.
+def _predicted(summary: Summary) -> Iterator[Finding]:
+    for prediction in summary.predictions:
+        bound = prediction.ceiling
+        gain = summary.gain(bound.variant, bound.workload, bound.concurrency)
+        if prediction.gain is None or prediction.speedup is None or gain is None:
+            continue
+        at = f" of size {prediction.size}" if prediction.size is not None else ""
+        text = (
+            f"{bound.variant} under {bound.workload} at C={bound.concurrency}: {prediction.kernel}"
+            f" makes its calls{at} {prediction.speedup:.2f} times as fast, and"
+            f" {' + '.join(bound.categories)} is {bound.share:.1%} of its parent's decode time:"
+            f" predicted {prediction.gain:.3f}, measured {gain_text(gain)} ({gain.how})."
+            f" {_explained(prediction, gain)}"
+        )
+        parent = summary.plan["variants"][bound.variant]["parent"]
+        rows = _pooled_names(summary, (bound.variant, parent), bound.workload, bound.concurrency)
+        yield Finding("predicted", text, (*rows, bound.profile))
 
-    Per token where that is known: the shares are of decode time.
-    """
-    tpot = summary.verdicts.get((*point, "mean_tpot_ms"))
-    timed = tpot is not None and tpot.ratio is not None
-    metric = "mean_tpot_ms" if timed else PRIMARY
-    verdict = summary.verdicts.get((*point, metric))
-    if verdict is None or verdict.ratio is None:
-        return None
-    before, after = (
-        summary.mean(metric, name, *point[1:]) for name in (verdict.parent, verdict.variant)
+
+def gain_text(gain: Gain) -> str:
+    """Returns a measured gain with its interval."""
+    if gain.low is None or gain.high is None:
+        return f"{gain.ratio:.3f} (unreplicated)"
+    return range_text(gain.ratio, gain.low, gain.high)
+
+
+def range_text(ratio: float, low: float, high: float) -> str:
+    """Returns a ratio with its interval, such as ``1.371 (1.352 to 1.390)``."""
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _explained(prediction: Prediction, gain: Gain) -> str:
+    """Returns how much of a measured gain its prediction explains."""
+    predicted = prediction.gain or 1.0
+    if not prediction.alone:
+        return "The variant is given other kernels too, and the measured gain is of all of them."
+    if gain.low is not None and gain.high is not None and gain.low <= predicted <= gain.high:
+        return "The prediction lies inside the measured interval."
+    text = f"Measured is {gain.ratio / predicted:.3f} times the prediction: "
+    if gain.low is None:
+        return f"{text}whether that is noise is not known."
+    return f"{text}neither calls nor share of the time explain that part."
+
+
+def _tuned(summary: Summary) -> Iterator[Finding]:
+    """Which parameters of kernels are in servers, and why."""
+    for kernel in summary.kernels:
+        for tuning in kernel.tunings:
+            better = [choice for choice in tuning.choices if choice.published]
+            if tuning.skipped is not None:
+                text = f"was not tuned: {tuning.skipped}. Servers run it with its defaults."
+            elif not better:
+                text = (
+                    "has no parameters that beat the defaults beyond noise: servers run it with"
+                    " these."
+                )
+            else:
+                told = "; ".join(_choice_text(choice, kernel.size) for choice in better)
+                text = f"is served with tuned parameters: {told}."
+                if len(better) < len(tuning.choices):
+                    left = len(tuning.choices) - len(better)
+                    text += f" At {counted(left, 'other size')} the defaults stay."
+            yield Finding("kernel", f"{kernel.name} ({tuning.shape}) {text}", ())
+
+
+def _choice_text(choice: Choice, size: str | None) -> str:
+    text = config_text(choice.config)
+    if size is not None:
+        text += f" at {size} {choice.dimensions[size]}"
+    if choice.speedup is None or choice.low is None or choice.high is None:
+        return text
+    return (
+        f"{text}, {range_text(choice.speedup, choice.low, choice.high)} times the defaults' speed"
     )
-    if before is None or after is None:
-        return None
-    if timed:
-        least = None if verdict.high is None else 1 / verdict.high
-        return 1 / verdict.ratio, least, f"TPOT {before:.4g} to {after:.4g} ms"
-    return verdict.ratio, verdict.low, f"{before:,.1f} to {after:,.1f} tok/s"
+
+
+def config_text(values: Mapping[str, Any]) -> str:
+    """Returns parameters or dimensions of a kernel on one line."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _crossover(summary: Summary) -> Iterator[Finding]:

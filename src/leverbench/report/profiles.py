@@ -27,6 +27,7 @@ class Profile:
         in_flight: Requests that were in flight.
         total_us: Time of all operations, in microseconds.
         shares: Share of that time by category, the largest first.
+        in_loops: The part of these shares that is there by inference, in loops around operations.
         top: The longest operations, the longest first.
         other_top: Names of the longest ones that no category claims.
         files: The trace files.
@@ -39,6 +40,7 @@ class Profile:
     in_flight: Any
     total_us: float | None
     shares: Mapping[str, float]
+    in_loops: Mapping[str, float]
     top: Sequence[Mapping[str, Any]]
     other_top: Sequence[str]
     files: Sequence[Mapping[str, Any]]
@@ -94,6 +96,11 @@ class ProfileTable:
     def on_cpu(self) -> bool:
         """Whether one of them was taken on a CPU."""
         return any(profile.device == "cpu" for profile in self.profiles.values())
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether part of a share is there by inference, in one of them."""
+        return any(share for p in self.profiles.values() for share in p.in_loops.values())
 
     @property
     def machines(self) -> int:
@@ -182,6 +189,11 @@ def _profile(record: Mapping[str, Any], variant: str, workload: str, concurrency
         in_flight=record["in_flight"],
         total_us=record["total_us"],
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1])),
+        # Profiles of before had no loops.
+        in_loops={
+            str(entry["category"]): float(entry.get("in_loops", 0.0))
+            for entry in record["categories"]
+        },
         top=[
             {key: entry[key] for key in ("name", "category", "calls", "self_us", "share")}
             for entry in record["top"]

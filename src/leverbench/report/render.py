@@ -10,16 +10,21 @@ from markupsafe import Markup
 
 from leverbench import __version__
 from leverbench.analysis.measurements import command, placement_text, row_name
+from leverbench.analysis.predictions import Call, Choice, KernelResults
 from leverbench.analysis.ratios import GOODPUT, concurrencies, metrics_of
 from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.analysis.verdicts import interval_text, verdict_text
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, FILE
+from leverbench.kernels.manifest import shape_name
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
 from leverbench.report.findings import (
+    config_text,
     counted,
     cross_text,
     findings,
+    gain_text,
+    range_text,
     session_names,
     target_sentence,
 )
@@ -45,8 +50,8 @@ def render_report(
 ) -> None:
     """Writes the page, the findings and the figures of a campaign.
 
-    What has not been measured is shown as a hole; nothing else is read than these files, and
-    the records of sessions beside the plan.
+    What has not been measured is shown as a hole; nothing else is read than these files, the
+    records of sessions beside the plan, and those of the kernels that it names.
 
     Args:
         plan: The campaign's ``plan.json``.
@@ -86,6 +91,7 @@ def _environment(**options: Any) -> Environment:
         "percent": _percent,
         "counted": counted,
         "interval": interval_text,
+        "gain": gain_text,
         "verdict": verdict_text,
         "text": as_text,
         "first_line": first_line,
@@ -117,6 +123,8 @@ def _context(summary: Summary) -> dict[str, Any]:
         "ratios": {(r.variant, r.workload, r.concurrency, r.metric): r for r in summary.ratios},
         "spreads": {(s.variant, s.workload, s.concurrency, s.metric): s for s in summary.spreads},
         "ceilings": _ceilings(summary),
+        "range_text": range_text,
+        "kernel_calls": [row for kernel in summary.kernels for row in _kernel_calls(kernel)],
         "standing": {name: _standing(summary, name) for name in summary.compared},
         "crosses": {name: cross_text(summary, name) for name in plan["variants"]},
         "commands": [row["command"] for row in rows],
@@ -206,6 +214,33 @@ def _ceilings(summary: Summary) -> dict[tuple[str, str], list[str]]:
         ]
         for cell, entries in alike.items()
     }
+
+
+def _kernel_calls(kernel: KernelResults) -> list[dict[str, Any]]:
+    """Returns what the table of kernels says: a row for each shape and size in servers."""
+    tunings = {tuning.shape: tuning for tuning in kernel.tunings}
+    choices = {_dimensions(one): one for tuning in kernel.tunings for one in tuning.choices}
+    calls = {_dimensions(one): one for one in kernel.calls}
+    rows = []
+    for dimensions in dict.fromkeys([*choices, *calls]):
+        choice = choices.get(dimensions)
+        given = choice or calls[dimensions]
+        shape = shape_name({name: value for name, value in dimensions if name != kernel.size})
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "call": config_text(dict(dimensions)),
+                "config": config_text(given.config),
+                "choice": choice,
+                "skipped": tunings[shape].skipped if shape in tunings else None,
+                "timed": calls.get(dimensions),
+            }
+        )
+    return rows
+
+
+def _dimensions(one: Call | Choice) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(one.dimensions.items()))
 
 
 def _machine(summary: Summary) -> str:

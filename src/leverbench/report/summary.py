@@ -21,6 +21,13 @@ from leverbench.analysis.measurements import (
     planned_points,
     read_measurements,
 )
+from leverbench.analysis.predictions import (
+    KernelResults,
+    Prediction,
+    new_kernels,
+    predictions,
+    read_kernels,
+)
 from leverbench.analysis.ratios import (
     Applied,
     Ratio,
@@ -56,6 +63,23 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a variant measured over its parent, as old time over new.
+
+    Attributes:
+        ratio: The estimate.
+        low: Lower end of its interval; None where the noise is not known.
+        high: Upper end.
+        how: The two figures that it is had from.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    how: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """Everything that a report shows.
 
@@ -82,6 +106,8 @@ class Summary:
         profiles: A table for each workload and concurrency that is profiled.
         shares: Shares of decode time by category, a record's profiles included.
         ceilings: What levers can give at most, where a profile tells.
+        kernels: The tunable kernels that servers are given, as far as they are built.
+        predictions: What these should give, where a profile tells.
         machines: The values seen of each entry of the machine's fingerprint.
         versions: The values seen of each version, of where servers ran, and of recovery steps.
         order: ``(variant, session)`` in the order of their first rows.
@@ -104,6 +130,8 @@ class Summary:
     profiles: Sequence[ProfileTable]
     shares: Sequence[Shares]
     ceilings: Sequence[Ceiling]
+    kernels: Sequence[KernelResults]
+    predictions: Sequence[Prediction]
     planned: int
     measured: int
     best: Best | None
@@ -188,6 +216,29 @@ class Summary:
         values = [row[metric] for row in pooled if row[metric] is not None]
         return statistics.fmean(values) if values else None
 
+    def gain(self, variant: str, workload: str, concurrency: int) -> Gain | None:
+        """Returns what a variant gains over its parent at a point; None where nothing tells.
+
+        Per token where that is known: shares of profiles are of decode time.
+        """
+        point = (variant, workload, concurrency)
+        tpot = self.verdicts.get((*point, "mean_tpot_ms"))
+        timed = tpot is not None and tpot.ratio is not None
+        metric = "mean_tpot_ms" if timed else PRIMARY
+        verdict = self.verdicts.get((*point, metric))
+        if verdict is None or verdict.ratio is None:
+            return None
+        before, after = (
+            self.mean(metric, name, workload, concurrency) for name in (verdict.parent, variant)
+        )
+        if before is None or after is None:
+            return None
+        if timed:
+            how = f"TPOT {before:.4g} to {after:.4g} ms"
+            return Gain(1 / verdict.ratio, _inverse(verdict.high), _inverse(verdict.low), how)
+        how = f"{before:,.1f} to {after:,.1f} tok/s"
+        return Gain(verdict.ratio, verdict.low, verdict.high, how)
+
     def unlike_newest(self, row: Row) -> list[str]:
         """Returns in which conditions a valid row differs from the rows that are pooled."""
         return differences(row, self.pooled(*_cell(row))[0]) if row["valid"] else []
@@ -205,7 +256,8 @@ def summarise(
 ) -> Summary:
     """Reads a campaign's results and works out what the report says.
 
-    Beside these files it reads the records of the plan's sessions, from the plan's folder.
+    Beside these files it reads the records of the plan's sessions, from the plan's folder, and
+    those of its kernels, from the project's folder: the plan is ``results/{campaign}/plan.json``.
 
     Raises:
         LeverbenchError: A file is truncated or foreign.
@@ -235,6 +287,10 @@ def summarise(
     } | {(v.variant, v.workload, v.concurrency, v.metric): v for v in judge(rows, design)}
     profiles = read_profiles(plan, profile_paths)
     shares = decode_shares(plan, profiles)
+    kernels = read_kernels(plan, plan_path.parent / "../..")
+    new = new_kernels(plan, kernels)
+    touches = {name: {one.name: one.touches for one in given} for name, given in new.items()}
+    bounds = ceilings(plan, concurrencies(plan, rows), shares, touches)
     return Summary(
         plan=plan,
         rows=rows,
@@ -252,7 +308,9 @@ def summarise(
         failed_sessions=_failed_sessions(plan, plan_path.parent),
         profiles=profiles,
         shares=shares,
-        ceilings=ceilings(plan, concurrencies(plan, rows), shares),
+        ceilings=bounds,
+        kernels=list(kernels.values()),
+        predictions=predictions(bounds, new),
         planned=len(planned),
         measured=len(valid.intersection(planned)),
         best=_best([row for row in rows if applied[row["variant"]].state != "not applied"]),
@@ -311,6 +369,10 @@ def _drift(rows: Sequence[Row]) -> Drift | None:
         own = newest([row for row in rows if _cell(row) == (variant, workload, concurrency)])
         cells.setdefault((workload, concurrency), []).extend(own)
     return drift(list(cells.values()), PRIMARY)
+
+
+def _inverse(ratio: float | None) -> float | None:
+    return None if ratio is None else 1 / ratio
 
 
 def _cell(row: Row) -> tuple[str, str, int]:

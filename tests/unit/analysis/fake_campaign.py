@@ -52,6 +52,33 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     path.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **record}))
 
 
+def timed(batch: int, speedup: float, **more: Any) -> dict[str, Any]:
+    """Returns what a micro-benchmark tells of a kernel's calls at one size."""
+    return {
+        "dimensions": {"batch": batch, "heads": 4},
+        "config": {"block": 16},
+        "fallback_s": speedup * 1e-5,
+        "kernel_s": 1e-5,
+        "speedup": speedup,
+        "low": 0.9 * speedup,
+        "high": 1.1 * speedup,
+        **more,
+    }
+
+
+def chosen(batch: int, speedup: float | None, published: bool) -> dict[str, Any]:
+    """Returns what a tuning chose at one size, against the default parameters."""
+    return {
+        "dimensions": {"batch": batch, "heads": 4},
+        "config": {"block": 64 if published else 16},
+        "default": {"block": 16},
+        "published": published,
+        "speedup": speedup,
+        "low": speedup and 0.99 * speedup,
+        "high": speedup and 1.01 * speedup,
+    }
+
+
 def rate(variant: str, session: int, concurrency: int) -> float:
     """Output tok/s of a point."""
     factor = FACTORS[variant][concurrency] * BASE[concurrency]
@@ -151,6 +178,26 @@ class FakeCampaign:
         for path in self.launches.iterdir():
             unknown = {"argv": [], "env": {}, "start_s": None}
             self.alter(path, **unknown, effective={"page_size": 64, "dtype": "bfloat16"})
+
+    def give_kernel(
+        self,
+        variant: str,
+        calls: list[dict[str, Any]],
+        tuned: dict[str, Any],
+        touches: tuple[str, ...] = ("attention",),
+        name: str = "decode-attention",
+    ) -> None:
+        """Gives a variant's servers a kernel: with a micro-benchmark and one shape's tuning."""
+        built = f"results/kernels/{name}/{'c' * 16}"
+        folder, tuning = f"{built}/{'d' * 16}", f"results/tuning/{name}/cpu/x/heads4.json"
+        manifest = self.root / built / "code" / "kernel.yaml"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text(json.dumps({"touches": touches, "sizes": {"batch": "ladder"}}))
+        write_record(self.root / folder / "microbench.json", {"kind": "microbench", "calls": calls})
+        write_record(self.root / folder / "published.json", {"tunings": [tuning]})
+        write_record(self.root / tuning, {"kind": "tuning", **tuned})
+        kernels = read_record(self.plan)["variants"][variant].get("kernels", {})
+        self.alter_variant(variant, kernels={**kernels, name: folder})
 
     def alter_conditions(self, path: Path, **changes: Any) -> None:
         """Moves a point to another ``machine``, or to another ``model`` or ``engine`` digest."""

@@ -24,7 +24,7 @@ def test_a_levers_share_is_that_of_the_parents_profile():
         Shares("p", "base", "random", 16, {"comm": 0.2, "attention": 0.5, "kv": 0.1}),
         Shares("q", "up", "random", 16, {"comm": 0.5}),
     ]
-    found = ceilings(plan(up=variant("base", "nccl")), [1, 16], profiles)
+    found = ceilings(plan(up=variant("base", "nccl")), [1, 16], profiles, {})
 
     assert [(c.concurrency, c.lever, c.categories, c.gain) for c in found] == [
         (16, "nccl", ("comm",), 1.25)
@@ -34,7 +34,7 @@ def test_a_levers_share_is_that_of_the_parents_profile():
 def test_the_campaign_says_what_a_lever_touches():
     profiles = [Shares("p", "base", "random", 16, {"comm": 0.2, "attention": 0.5})]
     up = variant("base", "nccl", touches=("attention", "norm"))
-    (found,) = ceilings(plan(up=up), [16], profiles)
+    (found,) = ceilings(plan(up=up), [16], profiles, {})
 
     assert (found.categories, found.gain) == (("attention",), 2)
 
@@ -45,7 +45,7 @@ def test_a_record_s_profile_counts_for_its_concurrency_and_one_without_for_all()
         Shares("c16", None, None, 16, {"communication": 0.5}),
     ]
     up = variant("base", "fp8-tuned-configs", "nccl-ll")
-    found = ceilings(plan(up=up), [1, 16], profiles)
+    found = ceilings(plan(up=up), [1, 16], profiles, {})
 
     assert [(c.concurrency, c.lever, c.profile) for c in found] == [
         (1, "fp8-tuned-configs", "first"),
@@ -59,4 +59,15 @@ def test_an_unknown_lever_and_a_whole_share_have_none():
     profiles = [Shares("p", "base", "random", 16, {"attention": 1.0})]
     variants = {"a": variant("base", "mtp"), "b": variant("base", "attention")}
 
-    assert ceilings(plan(**variants), [16], profiles) == []
+    assert ceilings(plan(**variants), [16], profiles, {}) == []
+
+
+def test_what_a_kernel_touches_its_manifest_says_before_levers_names_do():
+    profiles = [Shares("p", "base", "random", 16, {"comm": 0.2, "attention": 0.5})]
+    touches = {"up": {"decode": ("attention",), "untold": ()}}
+    (found,) = ceilings(plan(up=variant("base", "nccl")), [16], profiles, touches)
+    told = variant("base", "nccl", touches=("comm",))
+    of_campaign = ceilings(plan(up=told), [16], profiles, touches)
+
+    assert (found.lever, found.categories, found.gain) == ("decode", ("attention",), 2)
+    assert [(c.lever, c.gain) for c in of_campaign] == [("decode", 1.25), ("untold", 1.25)]

@@ -1,13 +1,15 @@
 """The table: categories of real names, shares that add up, a summary of the device that counts."""
 
+import json
+
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from leverbench.errors import LeverbenchError
 from leverbench.profiling import table
-from leverbench.profiling.table import category, make_table, summarise, write_table
-from leverbench.profiling.trace import Operation, Trace
+from leverbench.profiling.table import category, loops, make_table, summarise, write_table
+from leverbench.profiling.trace import Operation, Trace, read_trace
 
 # As they stand in traces; the long ones cut.
 NAMES = {
@@ -121,7 +123,7 @@ NAMES = {
 
 def operation(name: str, self_us: float = 1.0, device: str = "gpu", **more: object) -> Operation:
     return Operation(
-        **{"device": device, "name": name, "annotation": False, "calls": 1}
+        **{"device": device, "name": name, "annotation": False, "loop": None, "calls": 1}
         | {"self_us": self_us}
         | more
     )
@@ -147,16 +149,30 @@ def test_what_is_left_of_an_annotation_is_the_engines_own_code():
     assert category(operation("gloo:all_reduce", annotation=True)) == "comm"
 
 
-@pytest.mark.parametrize("text", ["- category: a\n  patterns: ['(']\n", "a: [", "- patterns: [a]"])
+def test_what_is_in_a_loop_belongs_to_the_loops_category():
+    assert category(operation("aten::copy_", loop="attention")) == "attention"
+    assert category(operation("aten::copy_")) == "memory"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- category: a\n  patterns: ['(']\n",
+        "a: [",
+        "- patterns: [a]",
+        "- {category: a, loop: x}",
+        "- {category: a, loop: '(', fence: x}",
+    ],
+)
 def test_patterns_that_cannot_be_used_are_one_message(tmp_path, monkeypatch, text):
     (tmp_path / "categories.yaml").write_text(text)
     monkeypatch.setattr(table, "CATEGORIES", tmp_path / "categories.yaml")
-    table._patterns.cache_clear()
+    table._rules.cache_clear()
     try:
         with pytest.raises(LeverbenchError, match=r"categories\.yaml: unusable patterns"):
             category(operation("x"))
     finally:
-        table._patterns.cache_clear()
+        table._rules.cache_clear()
 
 
 def rank(*operations: Operation) -> Trace:
@@ -191,8 +207,8 @@ def test_the_summary_counts_one_device_over_all_ranks():
     assert summary == {
         "total_us": 100.0,
         "categories": [
-            {"category": "gemm", "share": 0.8, "self_us": 80.0},
-            {"category": "other", "share": 0.2, "self_us": 20.0},
+            {"category": "gemm", "share": 0.8, "in_loops": 0.0, "self_us": 80.0},
+            {"category": "other", "share": 0.2, "in_loops": 0.0, "self_us": 20.0},
         ],
         "top": [
             {"name": "nvjet_a", "category": "gemm", "calls": 4, "self_us": 80.0, "share": 0.8},
@@ -218,3 +234,52 @@ def test_a_table_with_and_without_rows_has_the_same_columns(tmp_path):
 
     assert full.to_pylist() == [vars(row) for row in rows]
     assert (empty.num_rows, empty.schema) == (0, full.schema)
+
+
+# What one decode step calls in a layer with a fallback attention, as in a real trace: before the
+# requests, for each of them, and after.
+BEFORE = ["linear", "split", "index_select", "mul", "sub", "cat", "index_put_", "index_put_"]
+BEFORE += ["view", "view", "movedim"]
+REQUEST = [
+    "select",
+    "add",
+    "slice",
+    "select",
+    "item",
+    "select",
+    "item",
+    "slice",
+    "index",
+    "movedim",
+]
+REQUEST += ["index", "movedim", "unsqueeze", "unsqueeze", "unsqueeze"]
+REQUEST += ["scaled_dot_product_attention", "squeeze", "movedim", "slice", "copy_"]
+AFTER = ["view", "linear", "add", "rms_norm"]
+
+
+@pytest.mark.parametrize("requests", [1, 2, 16])
+def test_a_fallback_attention_over_requests_is_counted_whole(tmp_path, requests):
+    names = 2 * [*BEFORE, *requests * REQUEST, *AFTER]
+    # Each operation takes 1 us, and the engine's code before it another one.
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"aten::{name}", "pid": 1, "tid": 1}
+        | {"ts": 2 * i + 1, "dur": 1}
+        for i, name in enumerate(names)
+    ]
+    step = {"ph": "X", "cat": "user_annotation", "name": "step[DECODE bs=1]", "pid": 1, "tid": 1}
+    events.append({**step, "ts": 0, "dur": 2 * len(names)})
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    summary = summarise(make_table({"TP-0": read_trace(tmp_path / "t.json", loops())}), "cpu")
+    found = {entry["category"]: entry for entry in summary["categories"]}
+
+    # From the first view behind the writes to the view before the projection, in both layers.
+    operations = 2 * (3 + requests * len(REQUEST) + 1)
+    assert summary["total_us"] == 2 * len(names)
+    assert found["attention"]["self_us"] == 2 * operations - 2
+    assert found["attention"]["in_loops"] == found["attention"]["share"]
+    assert found["gemm"]["self_us"] == 4
+    # Split, the lookup of rope, its cat, and the two writes.
+    assert found["memory"]["self_us"] == 2 * 5
+    assert found["memory"]["in_loops"] == 0
+    (between,) = (top for top in summary["top"] if top["name"].startswith("loop of"))
+    assert (between["category"], between["calls"]) == ("attention", 2)

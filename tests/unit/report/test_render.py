@@ -2,7 +2,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from unit.analysis.fake_campaign import FakeCampaign, write_campaign, write_record
+from unit.analysis.fake_campaign import FakeCampaign, chosen, timed, write_campaign, write_record
 
 from leverbench.analysis import analyse
 from leverbench.records import read_record
@@ -706,3 +706,126 @@ def test_without_a_known_share_there_is_no_ceiling(whole):
 
     assert "Ceiling" not in page.text
     assert "**ceiling**" not in findings
+
+
+def give_kernel(campaign: FakeCampaign, speedup: float = 3.0) -> None:
+    """Gives float32 a kernel for half of its parent's time; its TPOT gain is 1.407."""
+    entries = [chosen(1, 1.0, published=False), chosen(16, 1.25, published=True)]
+    tuned = {"outcome": "tuned", "chosen": entries}
+    campaign.give_kernel("float32", [timed(1, 1.5), timed(16, speedup)], tuned)
+
+
+def test_predicted_and_measured_stand_side_by_side(campaign, undrawn):
+    give_kernel(campaign)
+    page, findings = render(campaign)
+
+    # Half of the time three times as fast: 1 / (0.5 + 0.5 / 3) = 1.5; measured 1.407.
+    row = re.search(
+        r"float32 decode-attention 16 50\.0 % attention baseline/profile/random/c16 2\.000"
+        r" 3\.00 2\.70 to 3\.30, size 16 1\.500 1\.407 \(1\.\d+ to 1\.\d+\)"
+        r" TPOT \S+ to \S+ ms 0\.938",
+        page.text,
+    )
+    assert row
+    assert "C=16: 2.000 for decode-attention" in page.text
+    assert re.search(
+        r"\| float32 \| decode-attention \| random \| 16 \| 50\.0 % \| 2\.000 \|"
+        r" 3\.000 \(2\.700 to 3\.300\) \| 1\.500 \| 1\.407 \([^|]+\) \| 0\.938 \|\n",
+        findings,
+    )
+    assert re.search(
+        r"- \*\*predicted\*\*: float32 under random at C=16: decode-attention makes its calls of"
+        r" size 16 3\.00 times as fast, and attention is 50\.0% of its parent's decode time:"
+        r" predicted 1\.500, measured 1\.407 \([^)]+\) \(TPOT [^)]+\)\. Measured is 0\.938 times"
+        r" the prediction: neither calls nor share of the time explain that part\.\n"
+        r"  Rows: float32/s1/random/c16, .*, baseline/profile/random/c16\.\n",
+        findings,
+    )
+
+
+def test_a_prediction_inside_the_measured_interval_is_one_that_holds(campaign, undrawn):
+    # 1 / (0.5 + 0.5 / s) = 1.407.
+    give_kernel(campaign, speedup=1 / (2 / 1.407 - 1))
+    page, findings = render(campaign)
+
+    assert "The prediction lies inside the measured interval." in findings
+    assert "The prediction lies inside the measured interval." in page.text
+
+
+def test_one_session_leaves_open_whether_the_rest_is_noise(campaign, undrawn):
+    for path in campaign.points:
+        if "/s2/" in str(path):
+            path.unlink()
+    give_kernel(campaign)
+    _, findings = render(campaign)
+
+    assert "measured 1.400 (unreplicated)" in findings
+    assert "times the prediction: whether that is noise is not known." in findings
+
+
+def test_the_parameters_in_servers_are_named_by_size(campaign, undrawn):
+    give_kernel(campaign)
+    page, findings = render(campaign)
+
+    assert (
+        "- **kernel**: decode-attention (heads4) is served with tuned parameters: block=64 at batch"
+        " 16, 1.250 (1.238 to 1.262) times the defaults' speed. At 1 other size the defaults stay."
+    ) in findings
+    assert "batch=1 heads=4 block=16 default 1.000 (0.990 to 1.010) 1.500" in page.text
+    assert "batch=16 heads=4 block=64 tuned 1.250 (1.238 to 1.262) 3.000" in page.text
+
+
+def test_a_kernel_whose_default_won_is_named(campaign, undrawn):
+    entries = [chosen(16, 1.01, published=False)]
+    campaign.give_kernel("float32", [], {"outcome": "tuned", "chosen": entries})
+    page, findings = render(campaign)
+
+    assert "(heads4) has no parameters that beat the defaults beyond noise" in findings
+    assert "size 16" not in page.text
+    assert "decode-attention 16 50.0 %" in page.text
+    assert "2.000 not timed \N{EN DASH}" in page.text
+    assert "**predicted**" not in findings
+
+
+def test_a_tuning_that_was_skipped_is_told_with_its_reason(campaign, undrawn):
+    why = "attention is 1.2% of the time, so no more than 1.012 could be gained"
+    entries = [chosen(16, None, published=False)]
+    skipped = {"outcome": "skipped", "detail": why, "chosen": entries}
+    campaign.give_kernel("float32", [timed(16, 3.0)], skipped)
+    page, findings = render(campaign)
+
+    assert f"(heads4) was not tuned: {why}. Servers run it with its defaults." in findings
+    assert "batch=16 heads=4 block=16 default not tuned 3.000" in page.text
+
+
+def test_two_kernels_of_one_variant_have_no_prediction_to_hold_against(campaign, undrawn):
+    give_kernel(campaign)
+    tuned = {"outcome": "tuned", "chosen": []}
+    campaign.give_kernel("float32", [timed(16, 2.0)], tuned, ("matrix-multiply",), "gemm")
+    page, findings = render(campaign)
+
+    assert findings.count("The variant is given other kernels too") == 2
+    assert page.text.count("of all its kernels \N{EN DASH}") == 2
+
+
+def test_without_kernels_nothing_is_predicted(whole):
+    _, page, findings = whole
+
+    assert "predicted" not in page.ids
+    assert "redicted" not in page.text + findings
+
+
+def test_what_is_inferred_of_a_share_is_said(campaign, undrawn):
+    categories = read_record(campaign.profile("baseline"))["categories"]
+    campaign.alter(
+        campaign.profile("baseline"),
+        categories=[{**categories[0], "in_loops": 0.375}, categories[1]],
+    )
+    page, _ = render(campaign)
+
+    assert "attention 50.0 % 37.5 % in loops" in page.text
+    assert "inferred from their order" in page.text
+
+
+def test_profiles_without_loops_say_nothing_of_them(whole):
+    assert "in loops" not in whole[1].text
