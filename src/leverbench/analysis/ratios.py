@@ -336,9 +336,9 @@ def _applied(
     """
     used = dict.fromkeys(row["server_id"] for row in rows if row["valid"])
     if not used:
-        told = [str(row["detail"]) for row in rows if row["outcome"] == Outcome.NOT_APPLIED]
-        if told:
-            return Applied(False, "not applied", "; ".join(dict.fromkeys(told)), ())
+        missed = [str(row["detail"]) for row in rows if row["outcome"] == Outcome.NOT_APPLIED]
+        if missed:
+            return Applied(False, "not applied", "; ".join(dict.fromkeys(missed)), ())
         return Applied(None, "not measured", "", ())
     refuted, unproven = [], []
     evidence: Counter[str] = Counter()

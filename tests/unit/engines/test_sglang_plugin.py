@@ -102,6 +102,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     )
 
 
+@pytest.mark.engine
 def test_calls_are_served_with_what_was_chosen_for_the_nearest_size(loaded):
     first, seventh, hundredth, another_shape, *_ = loaded.said
 
@@ -110,6 +111,7 @@ def test_calls_are_served_with_what_was_chosen_for_the_nearest_size(loaded):
     assert another_shape == ["kernel.json", 16]
 
 
+@pytest.mark.engine
 def test_what_a_kernel_leaves_is_the_engine_s_and_what_it_raises_is_raised(loaded):
     *_, left, other, raised = loaded.said
 
@@ -117,6 +119,7 @@ def test_what_a_kernel_leaves_is_the_engine_s_and_what_it_raises_is_raised(loade
     assert raised == "no batch"
 
 
+@pytest.mark.engine
 def test_calls_are_counted_in_a_file_of_the_process(loaded):
     ((name, counts),) = loaded.calls.items()
     kernel, pid, start, suffix = name.split(".")
@@ -129,6 +132,7 @@ def test_calls_are_counted_in_a_file_of_the_process(loaded):
     assert line in loaded.log.splitlines()
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -58,7 +58,7 @@ def test_the_digest_names_all_that_a_server_gets(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shutil.rmtree(folder / "plugin"), "METADATA: .* is incomplete"),
+        (lambda folder: shutil.rmtree(folder / "plugin"), r"__init__\.py: .* is incomplete"),
         (
             lambda folder: (folder / "plugin/leverbench_double/kernel.py").unlink(),
             r"kernel\.py: the published kernel is incomplete",
