@@ -5,13 +5,20 @@ launch no server, such as questions to the engine's own parser, are run as they 
 script comes in ``SCRIPT`` (fields of `Script` as JSON); the word ``SCRIPT_END`` makes it end with
 a message instead, always or where ``mem-fraction-static`` is above ``SCRIPT_MEMORY``. The file that
 ``SCRIPT_LAUNCHES`` names becomes longer with each launch: its length is the launch's number.
+Plugins are loaded as the engine loads them, and can hook what a module of the tests has.
 """
 
 import asyncio
 import json
 import os
+import pkgutil
 import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from scripted_server import Script, serve_until_told
@@ -48,6 +55,32 @@ def _script() -> Script:
     return Script(**fields, misbehave=misbehave)
 
 
+class _HookRegistry:
+    """As much of the engine's registry as a plugin of ours uses; a hook is applied at once."""
+
+    @staticmethod
+    def register(target: str, hook: Callable[..., Any], kind: str) -> None:
+        assert kind == "around"
+        module, _, name = target.rpartition(".")
+        owner = pkgutil.resolve_name(module)
+        setattr(owner, name, partial(hook, getattr(owner, name)))
+
+
+def _load_plugins() -> None:
+    """Does as the engine does: what a plugin raises is logged, and the server goes on."""
+    stand_in = ModuleType("sglang.srt.plugins.hook_registry")
+    stand_in.HookRegistry = _HookRegistry  # type: ignore[attr-defined]
+    stand_in.HookType = SimpleNamespace(AROUND="around")  # type: ignore[attr-defined]
+    sys.modules[stand_in.__name__] = stand_in
+    for plugin in entry_points(group="sglang.srt.plugins"):
+        if plugin.name in os.environ["SGLANG_PLUGINS"].split(","):
+            try:
+                plugin.load()()
+            except Exception:
+                print(f"[2026-11-30 12:00:00] Failed to execute general plugin: {plugin.name}")
+                print(traceback.format_exc(), end="", flush=True)
+
+
 def main() -> None:
     """Runs the command that its own arguments are, or the scripted server in its place."""
     command = sys.argv[1:]
@@ -58,6 +91,7 @@ def main() -> None:
     message = os.environ.get("SCRIPT_END")
     if message and (memory is None or float(share[0]) > float(memory)):
         sys.exit(os.path.expandvars(message))
+    _load_plugins()
     effective = {name.replace("-", "_"): _value(words) for name, words in flags.items()}
     asyncio.run(serve_until_told(_script(), int(flags["port"][0]), effective))
 

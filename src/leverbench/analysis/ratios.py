@@ -20,6 +20,7 @@ from leverbench.analysis.settings import (
 )
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
+from leverbench.serving.failures import Outcome
 
 METRICS = ("output_tok_per_s", "mean_tpot_ms", "mean_ttft_ms")
 GOODPUT = "goodput_request_per_s"
@@ -31,7 +32,8 @@ class Applied:
 
     Attributes:
         applied: True if every key of the delta was seen in force in every launch of a valid row,
-            False if any setting was seen not to be, None if it cannot be shown.
+            False if any setting was seen not to be, or no row counts since it was not, None if it
+            cannot be shown.
         state: ``applied``, ``not applied`` (what cannot be shown is not), ``not measured``, or
             ``not told`` in a record of others, which has no evidence of launches.
         reason: Why it is not applied; else empty.
@@ -334,6 +336,9 @@ def _applied(
     """
     used = dict.fromkeys(row["server_id"] for row in rows if row["valid"])
     if not used:
+        missed = [str(row["detail"]) for row in rows if row["outcome"] == Outcome.NOT_APPLIED]
+        if missed:
+            return Applied(False, "not applied", "; ".join(dict.fromkeys(missed)), ())
         return Applied(None, "not measured", "", ())
     refuted, unproven = [], []
     evidence: Counter[str] = Counter()

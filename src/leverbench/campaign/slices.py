@@ -5,7 +5,7 @@ A rule passes these as `params`: when a slice changes, that job is run again, an
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from leverbench.campaign.model import (
@@ -85,6 +85,8 @@ class Launch:
         token_ids: First and last token id of prompts, where the campaign says so.
         devices: The devices that it takes.
         probe: The question it must answer.
+        kernels: By name of the tunable kernels that it is given, the folders of what was
+            published, relative to the project.
     """
 
     campaign: str
@@ -96,10 +98,14 @@ class Launch:
     token_ids: tuple[int, int] | None
     devices: tuple[str, ...]
     probe: Probe
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def as_params(self) -> dict[str, Any]:
-        """Returns the slice as plain values."""
-        return asdict(self)
+        """Returns the slice as plain values; kernels only where there are any."""
+        params = asdict(self)
+        if not self.kernels:
+            del params["kernels"]
+        return params
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Launch":

@@ -137,6 +137,8 @@ class Engine(Api, Protocol):
 
     # What the names of the engine's own environment variables begin with.
     env_prefix: str
+    # The group of entry points in which the engine looks for plugins.
+    plugin_group: str
     # A line of the server's log that tells of compilation, tuning or capture.
     compile_pattern: re.Pattern[str]
     # Lines of the log, one a rank: it begins to record a profile, and has written its trace.
@@ -173,8 +175,25 @@ class Engine(Api, Protocol):
         """Returns the argv of a server; the word ``{port}`` stands for its port."""
         ...
 
-    def environment(self, settings: EngineSettings) -> dict[str, str]:
-        """Returns the environment added to the server's, the campaign's own included."""
+    def environment(self, settings: EngineSettings, plugins: Sequence[Path] = ()) -> dict[str, str]:
+        """Returns the environment added to the server's, the campaign's own included.
+
+        Args:
+            settings: The server's.
+            plugins: Absolute folders of the plugins that it is to load. No other plugin is
+                loaded, unless the campaign itself names it.
+        """
+        ...
+
+    def plugin_loader(self) -> str:
+        """Returns the module that loads a kernel as a plugin: ``__init__.py`` of its package.
+
+        Its ``register`` is the entry point.
+        """
+        ...
+
+    def plugin_problem(self, log: str, module: str) -> str | None:
+        """Returns the line of a server's log that tells why a plugin is not in force, or None."""
         ...
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:

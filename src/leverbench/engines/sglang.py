@@ -55,6 +55,12 @@ _OUT_OF_MEMORY = re.compile(
 # <profile id>-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; the id is the time.
 _TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
 
+# A name that no plugin has, for servers that are to load none.
+_NO_PLUGIN = "leverbench-none"
+
+# Of an exception and those that it was raised from: the last one's own first line.
+_TRACEBACK = r"(?:(?:\n.*exception.*:\n\n)?Traceback .*\n(?:[ \t].*\n)+(?P<raised>\S.*)\n?)+"
+
 # What of ``/model_info`` makes it another model: the rest is settings, and names.
 _MODEL_FIELDS = ("model_path", "weight_version", "load_format", "model_type", "architectures")
 
@@ -132,6 +138,7 @@ class SGLang:
     name = "sglang"
     ready_path = "/health"
     env_prefix = "SGLANG_"
+    plugin_group = "sglang.srt.plugins"
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )
@@ -243,12 +250,43 @@ class SGLang:
             argv += _words(name, value)
         return tuple(argv)
 
-    def environment(self, settings: EngineSettings) -> dict[str, str]:
-        """Returns the campaign's variables, with plugins off unless it names them.
+    def environment(self, settings: EngineSettings, plugins: Sequence[Path] = ()) -> dict[str, str]:
+        """Returns the campaign's variables, with plugins off but for these and those it names.
 
         Without SGLANG_PLUGINS every plugin that happens to be installed would be loaded.
         """
-        return {"SGLANG_PLUGINS": "none", "HF_HUB_OFFLINE": "1", **settings.env}
+        added = {"SGLANG_PLUGINS": _NO_PLUGIN, "HF_HUB_OFFLINE": "1", **settings.env}
+        if not plugins:
+            return added
+        named = settings.env.get("SGLANG_PLUGINS")
+        # An empty list is none: it lets every plugin in, these too.
+        if named != "":
+            found = [path for folder in plugins for path in sorted(folder.glob("*.dist-info"))]
+            names = [path.name.partition("-")[0] for path in found]
+            added["SGLANG_PLUGINS"] = ",".join([named, *names] if named else names)
+        inherited = settings.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        paths = [*map(str, plugins), inherited] if inherited else map(str, plugins)
+        return {**added, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def plugin_loader(self) -> str:
+        """Returns ``sglang_plugin.py``, which hooks the kernel into the engine's registry."""
+        return Path(__file__).with_name("sglang_plugin.py").read_text(encoding="utf-8")
+
+    def plugin_problem(self, log: str, module: str) -> str | None:
+        """Finds what is logged, and then ignored, where a plugin or its hook fails.
+
+        Returns:
+            The line, with the last one of the traceback below it; None without such a line. One
+            about hooks that cannot be applied does not name the plugin.
+        """
+        for pattern in (
+            rf"Failed to load plugin {module}\b.*",
+            rf"Failed to execute general plugin: {module}\b.*",
+            r"Failed to apply hooks to .*",
+        ):
+            if match := re.search(rf"({pattern})\n{_TRACEBACK}", log):
+                return f"{match[1]}: {match['raised']}"
+        return None
 
     def endpoint(self, at: Address) -> _GenerateEndpoint:
         """Returns the native ``/generate`` endpoint."""

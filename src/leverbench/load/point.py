@@ -25,6 +25,7 @@ from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.answers import ask_again
+from leverbench.serving.calls import calls_between, not_used, read_calls
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -58,6 +59,8 @@ class _Measured:
     gpus: Mapping[str, Any] | None
     gpu_strangers: Sequence[int] | None
     reasons: tuple[InvalidReason, ...]
+    kernels: Sequence[Mapping[str, Any]]
+    not_used: str | None
     timing_s: Mapping[str, float]
 
 
@@ -72,8 +75,9 @@ def bench(
     """Measures a point on its session's server and records it.
 
     The server is launched again if it is gone. A session whose server cannot serve gives a
-    record that says so; a void window is tried once more where its cause is independent of the
-    result, and else fails the job, with what was measured kept in ``state/attempts/``.
+    record that says so, and so does a window in which a rank did not use a kernel that it was
+    given; a void window is tried once more where its cause is independent of the result, and else
+    fails the job, with what was measured kept in ``state/attempts/``.
 
     Args:
         launch_params: The launch slice of the session.
@@ -126,9 +130,10 @@ def bench(
     records.write_record(record, {**row, "launch_index": 2 if again else 1})
     seconds = round(time.monotonic() - began - measured.timing_s["lease"], 3)
     note_history(f"point c{point.concurrency}", seconds, launch.campaign)
+    told = f", {Outcome.NOT_APPLIED}: {measured.not_used}" if measured.not_used else ""
     print(
         f"leverbench: {launch.variant} s{launch.session} {point.workload_name} "
-        f"C={point.concurrency}: {measured.metrics['output_tok_per_s']:.1f} output tok/s",
+        f"C={point.concurrency}: {measured.metrics['output_tok_per_s']:.1f} output tok/s{told}",
         file=sys.stderr,
         flush=True,
     )
@@ -158,6 +163,7 @@ def _measure(
         processes = session.server.processes()
         devices = session.evidence["devices"]
         on_gpus = strangers(devices, processes)
+        calls_before = read_calls(launch, processes)
         with sampled(devices) as samples:
             clock.lap("prepare")
             cpu_before = cpu_use(processes)
@@ -166,6 +172,7 @@ def _measure(
             )
             cpu_after = cpu_use(processes)
             clock.lap("window")
+        calls_after = read_calls(launch, session.server.processes())
         # Without the server's processes, its own work would look like others'.
         others = None if session.attach else cpu_after.strangers_share(cpu_before)
         session.check_same()
@@ -209,6 +216,8 @@ def _measure(
         reasons.append(InvalidReason.SERVER_SHARED)
     if not after["right"]:
         reasons.append(InvalidReason.PROBE_FAILED_AFTER)
+    kernels = calls_between(session.evidence.get("kernels", ()), calls_before, calls_after)
+    ranks = session.engine.profiled_ranks(session.evidence["effective"])
     measured = _Measured(
         session=session,
         window=window,
@@ -222,6 +231,9 @@ def _measure(
         gpus=gpus,
         gpu_strangers=on_gpus,
         reasons=tuple(reasons),
+        kernels=kernels,
+        # A void window is measured again: whether they were used is told by one that counts.
+        not_used=None if reasons else not_used(kernels, ranks),
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
     if reasons:
@@ -366,12 +378,14 @@ def _row(
     cached = [row.cached_tokens for row in window.rows if row.cached_tokens is not None]
     errors = [row.error for row in window.rows if row.error is not None]
     ended = window.started_at_unix_s + window.duration_s
+    missed = [Outcome.NOT_APPLIED] if measured.not_used else []
+    reasons = [*measured.reasons, *missed]
     return {
         **about,
-        "outcome": Outcome.MEASURED,
-        "detail": None,
-        "valid": not measured.reasons,
-        "invalid_reason": measured.reasons[0] if measured.reasons else None,
+        "outcome": missed[0] if missed else Outcome.MEASURED,
+        "detail": measured.not_used,
+        "valid": not reasons,
+        "invalid_reason": reasons[0] if reasons else None,
         "server_id": measured.session.server.server_id,
         "attached": measured.session.attach is not None,
         "digests": {**about["digests"], **evidence["digests"]},
@@ -397,6 +411,7 @@ def _row(
         "halves_tok_per_s": measured.halves_tok_per_s,
         "gpus": measured.gpus,
         "gpu_strangers": measured.gpu_strangers,
+        **({"kernels": list(measured.kernels)} if launch.kernels else {}),
         "timing_s": dict(measured.timing_s),
     }
 

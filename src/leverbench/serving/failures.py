@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
     POOL_TOO_SMALL = "pool-too-small"
     PROBE_WRONG = "probe-wrong"
+    NOT_APPLIED = "not-applied"
     NO_SERVER = "no-server"
     PROFILE_FAILED = "profile-failed"
 
@@ -68,9 +69,14 @@ class PassingFailure(Exception):
 
 
 def require_started(session: Mapping[str, Any]) -> None:
-    """Raises `LastingFailure` where a session's record says that it has no server."""
+    """Raises `LastingFailure` where a session's record says that it has no server to measure.
+
+    That a lever was not in force is kept: it says that nothing is known of the lever.
+    """
     if session["outcome"] != Outcome.OK:
-        raise LastingFailure(Outcome.NO_SERVER, str(session["detail"]))
+        missed = session["outcome"] == Outcome.NOT_APPLIED
+        outcome = Outcome.NOT_APPLIED if missed else Outcome.NO_SERVER
+        raise LastingFailure(outcome, str(session["detail"]))
 
 
 def attempt_twice(

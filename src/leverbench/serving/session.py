@@ -26,11 +26,13 @@ from leverbench.engines import (
 )
 from leverbench.engines.arguments import identify, parsed_arguments
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.publish import Published, read_published
 from leverbench.models.files import ModelFacts, model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import masked, masked_fields, recorded_environment
 from leverbench.serving.answers import ask_prompts
 from leverbench.serving.attached import REFUSED, attached, unanswered
+from leverbench.serving.calls import VARIABLE, calls_folder, proof_at_ready, read_calls
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -46,6 +48,8 @@ from leverbench.serving.spec import ServerSpec
 
 # The causes by which a server ends of itself, and its log may tell why.
 _ENDED = (Cause.START_FAILED, Cause.SERVER_DIED)
+# What the key of a kernel begins with, among a variant's settings.
+_TUNED = "tuned."
 # How long a server waits for its next job: longer than Snakemake needs between two jobs.
 IDLE_S = 60.0
 # How long a launch waits for another server to leave its devices.
@@ -297,8 +301,8 @@ def open_session(
 
     Raises:
         PassingFailure: The server does not start, dies, or its devices stay busy.
-        LastingFailure: The server answers the probe wrongly, or lacks memory and a recovery step
-            is left to try.
+        LastingFailure: The server answers the probe wrongly, does not use a kernel that it was
+            given, or lacks memory and a recovery step is left to try.
     """
     began = time.monotonic()
     steps = [RecoveryStep(args=step["args"], env=step["env"]) for step in recovery]
@@ -307,9 +311,12 @@ def open_session(
     api = api_of(launch.engine)
     # Equal prompts would find each other in a cache that we may not empty.
     nonce = (secrets.token_hex(4),) if attach and not attach.flush_cache else ()
+    kernels = _published(launch)
     try:
         with (
-            _attached(launch, measured) if attach else _launched(launch, engine, patience, measured)
+            _attached(launch, measured)
+            if attach
+            else _launched(launch, kernels, engine, patience, measured)
         ) as found:
             path = Path("results") / launch.campaign / "launches" / f"{found.server.server_id}.json"
             evidence = records.read_record(path) if path.exists() else None
@@ -333,6 +340,11 @@ def open_session(
             )
             session.check_same()
             yield session
+    except LastingFailure as failure:
+        if failure.outcome == Outcome.NOT_APPLIED and not attach:
+            # Another try is another launch: plugins are looked for at the start alone.
+            stop_now(Path.cwd())
+        raise
     except ServerError as error:
         if error.cause == Cause.SERVER_RESTARTED and not attach:
             # Its lease would find the same one again.
@@ -346,20 +358,42 @@ def open_session(
 
 @contextmanager
 def _launched(
-    launch: Launch, engine: Engine, patience: Patience, measured: bool
+    launch: Launch,
+    kernels: Mapping[str, Published],
+    engine: Engine,
+    patience: Patience,
+    measured: bool,
 ) -> Iterator[_Found]:
     facts = model_facts(_model_folder(launch), launch.token_ids)
-    spec = _server_spec(engine, launch, patience)
+    spec = _server_spec(engine, launch, kernels, patience)
     with lease(spec, measured=measured, timeout_s=BUSY_TIMEOUT_S) as server:
         at = Address(server.base_url)
         device = "cpu" if launch.devices[0] == "cpu" else "gpu"
-        yield _Found(server, at, facts, device, lambda: _account(launch, engine, facts, server, at))
+        yield _Found(
+            server,
+            at,
+            facts,
+            device,
+            lambda: _account(launch, kernels, engine, facts, server, at),
+        )
 
 
 @contextmanager
 def _attached(launch: Launch, measured: bool) -> Iterator[_Found]:
     with attached(launch, measured=measured) as server:
         yield _Found(server, server.address, server.facts, server.told.device, server.account)
+
+
+def _published(launch: Launch) -> dict[str, Published]:
+    """Returns the kernels that a server is given; they must be there before it is launched."""
+    try:
+        return {name: read_published(Path(path)) for name, path in sorted(launch.kernels.items())}
+    except LeverbenchError as error:
+        raise LastingFailure(Outcome.NOT_APPLIED, str(error)) from None
+
+
+def _plugins(kernels: Mapping[str, Published]) -> list[Path]:
+    return [kernel.plugin.resolve() for kernel in kernels.values()]
 
 
 def _model_folder(launch: Launch) -> Path:
@@ -412,16 +446,22 @@ def _is_right(probe: Probe, answer: str, expected: str | None) -> bool:
     return probe.expect in answer if probe.match == "contains" else answer == probe.expect
 
 
-def _server_spec(engine: Engine, launch: Launch, patience: Patience) -> ServerSpec:
+def _server_spec(
+    engine: Engine, launch: Launch, kernels: Mapping[str, Published], patience: Patience
+) -> ServerSpec:
     project = Path.cwd()
     identity = identify(launch.engine)
     argv = engine.command(launch.engine, (project / _model_folder(launch)).resolve())
-    env = engine.environment(launch.engine)
+    env = engine.environment(launch.engine, _plugins(kernels))
+    if kernels:
+        env = {**env, VARIABLE: str(project / calls_folder(launch))}
     if launch.devices[0] != "cpu":
         gpus = ",".join(device.removeprefix("gpu") for device in launch.devices)
         # In nvidia-smi's order, which is not CUDA's own on mixed machines.
         env = {**env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}
-    key = [str(project), launch.campaign, launch.variant, launch.session, argv, env]
+    # What was published may be another thing in the same place.
+    given = [kernel.digest for kernel in kernels.values()]
+    key = [str(project), launch.campaign, launch.variant, launch.session, argv, env, given]
     folder = project / "logs" / launch.campaign / launch.variant / f"s{launch.session}"
     return ServerSpec(
         digest=records.digest([*key, launch.devices, identity.digest])[:16],
@@ -453,6 +493,7 @@ def _prove(
     if patience.agreement and probe["right"]:
         answers = ask_prompts(api, found.address, patience.agreement, ASK_TIMEOUT_S)
     account = found.account()
+    outcome, detail = _judged(launch.probe, probe, account.get("kernels", ()))
     records.write_record(
         path,
         {
@@ -461,8 +502,8 @@ def _prove(
             "variant": launch.variant,
             "session": launch.session,
             "server_id": found.server.server_id,
-            "outcome": Outcome.OK if probe["right"] else Outcome.PROBE_WRONG,
-            "detail": None if probe["right"] else _wrong(launch.probe, probe["answer"]),
+            "outcome": outcome,
+            "detail": detail,
             "versions": {
                 "leverbench": __version__,
                 "snakemake": importlib.metadata.version("snakemake"),
@@ -479,13 +520,41 @@ def _prove(
         note_history("launch", account["start_s"], launch.campaign)
 
 
+def _judged(
+    asked: Probe, probe: Mapping[str, Any], proofs: Sequence[Mapping[str, Any]]
+) -> tuple[Outcome, str | None]:
+    """Returns how a launch ended, and why: by its answer, then by its use of kernels."""
+    if not probe["right"]:
+        return Outcome.PROBE_WRONG, _wrong(asked, probe["answer"])
+    if missed := [proof for proof in proofs if not proof["applied"]]:
+        told = (f"{proof['kernel']}: {proof['problem']}" for proof in missed)
+        return Outcome.NOT_APPLIED, "; ".join(told)
+    return Outcome.OK, None
+
+
 def _account(
-    launch: Launch, engine: Engine, facts: ModelFacts, server: ServerHandle, address: Address
+    launch: Launch,
+    kernels: Mapping[str, Published],
+    engine: Engine,
+    facts: ModelFacts,
+    server: ServerHandle,
+    address: Address,
 ) -> dict[str, Any]:
     """Returns what the evidence says of a server that was launched here."""
     info = engine.server_info(address, ASK_TIMEOUT_S)
     identity = identify(launch.engine)
     processes = server.processes()
+    calls, ranks = read_calls(launch, processes), engine.profiled_ranks(info["effective"])
+    log = server.read_log() if kernels else ""
+    proofs = proof_at_ready(
+        kernels, calls, ranks, lambda module: engine.plugin_problem(log, module)
+    )
+    levers = [
+        *_applied(
+            launch, engine, info, processes, engine.environment(launch.engine, _plugins(kernels))
+        ),
+        *_tuned(launch, proofs, ranks),
+    ]
     return {
         "attached": False,
         "argv": masked(server.argv),
@@ -494,7 +563,8 @@ def _account(
             own=launch.engine.env,
             prefix=engine.env_prefix,
         ),
-        "levers_applied": [asdict(lever) for lever in _applied(launch, engine, info, processes)],
+        "levers_applied": [asdict(lever) for lever in levers],
+        **({"kernels": proofs} if kernels else {}),
         "engine": {
             "name": identity.name,
             "version": identity.version,
@@ -515,10 +585,37 @@ def _wrong(probe: Probe, answer: str) -> str:
     return f"{probe.prompt!r} is answered {answer!r}, expected {probe.expect!r}"
 
 
+def _tuned(
+    launch: Launch, proofs: Sequence[Mapping[str, Any]], ranks: int
+) -> Iterator[AppliedLever]:
+    """Yields, for each kernel that the variant is given or is without, what the calls show."""
+    for proof in proofs:
+        using = sum(count > 0 for count in proof["calls"].values())
+        evidence = f"calls counted on {using} of {ranks} ranks"
+        applied = proof["applied"]
+        yield AppliedLever(f"{_TUNED}{proof['kernel']}", True, applied, applied, evidence)
+    for key in launch.removed:
+        if key.startswith(_TUNED):
+            yield AppliedLever(key, None, None, True, "its plugin was not given to the server")
+
+
 def _applied(
-    launch: Launch, engine: Engine, info: Mapping[str, Any], processes: Sequence[Process]
+    launch: Launch,
+    engine: Engine,
+    info: Mapping[str, Any],
+    processes: Sequence[Process],
+    given: Mapping[str, str],
 ) -> list[AppliedLever]:
-    """Returns, for each setting of the variant, what the running server shows of it."""
+    """Returns, for each setting of the variant, what the running server shows of it.
+
+    Args:
+        launch: The launch slice.
+        engine: The engine.
+        info: What the server tells of itself.
+        processes: Its processes.
+        given: The environment that was added to theirs: a variable that lists plugins or paths
+            has more there than the campaign says.
+    """
     parsed = parsed_arguments(launch.engine)
     environments = [_environment(pid) for pid, _ in processes]
     readable = [environment for environment in environments if environment]
@@ -537,7 +634,8 @@ def _applied(
             )
             # One process that shows something else refutes it; all of them must show it.
             complete = bool(readable) and len(readable) == len(processes)
-            applied = False if readable and values != {value} else (True if complete else None)
+            expected = given.get(name, value)
+            applied = False if readable and values != {expected} else (True if complete else None)
             evidence = f"/proc environment of {len(readable)} of {len(processes)} processes"
             shown.append(AppliedLever(key, value, seen, applied, evidence))
     if version := launch.engine.version:

@@ -234,6 +234,34 @@ def test_a_failed_start_beside_good_launches_does_not_unprove_them(campaign):
     assert measure(campaign)[2]["float32"].applied is True
 
 
+def test_rows_that_did_not_use_their_kernel_are_not_applied_and_never_ratios(campaign):
+    missed = {"valid": False, "outcome": "not-applied", "invalid_reason": "not-applied"}
+    for session, detail in ((1, "double: not loaded"), (2, "double: not called")):
+        for concurrency in (1, 8, 16):
+            # Their figures stand in the record.
+            point = campaign.point("float32", session, concurrency)
+            campaign.alter(point, **missed, detail=detail)
+    _, rows, applied, found = measure(campaign)
+
+    proof = applied["float32"]
+    told = "double: not loaded; double: not called"
+    assert (proof.applied, proof.state, proof.reason) == (False, "not applied", told)
+    ratio = found["float32", 16, "output_tok_per_s"]
+    assert (ratio.sessions, ratio.withheld) == ((), f"not applied: {told}")
+    shown = [row for row in rows if row["variant"] == "float32"]
+    assert {row["invalid_reason"] for row in shown} == {"not-applied"}
+    assert all(row["output_tok_per_s"] > 0 for row in shown)
+
+
+def test_a_row_that_did_not_use_its_kernel_leaves_those_that_did(campaign):
+    missed = {"valid": False, "outcome": "not-applied", "detail": "double: not called"}
+    campaign.alter(campaign.point("float32", 1, 16), **missed)
+    _, _, applied, found = measure(campaign)
+
+    assert applied["float32"].state == "applied"
+    assert [s for s, _ in found["float32", 16, "output_tok_per_s"].sessions] == [2]
+
+
 def test_a_variant_without_rows_is_not_measured_rather_than_not_applied(campaign):
     for session in (1, 2):
         for concurrency in (1, 8, 16):

@@ -44,9 +44,78 @@ def test_what_is_set_here_cannot_be_set_by_a_campaign(name):
 
 
 def test_plugins_are_off_unless_the_campaign_names_them():
-    assert SGLANG.environment(engine())["SGLANG_PLUGINS"] == "none"
+    assert SGLANG.environment(engine())["SGLANG_PLUGINS"] == "leverbench-none"
     named = engine(env={"SGLANG_PLUGINS": "mine"})
     assert SGLANG.environment(named)["SGLANG_PLUGINS"] == "mine"
+    # A path that is inherited is not written down: it does not make it another server.
+    assert "PYTHONPATH" not in SGLANG.environment(engine())
+
+
+@pytest.mark.parametrize(
+    ("env", "plugins", "path"),
+    [
+        ({}, "leverbench_a,leverbench_b", "/inherited"),
+        ({"SGLANG_PLUGINS": "mine"}, "mine,leverbench_a,leverbench_b", "/inherited"),
+        # All that are installed are loaded, and those on the path are.
+        ({"SGLANG_PLUGINS": ""}, "", "/inherited"),
+        ({"PYTHONPATH": "/own"}, "leverbench_a,leverbench_b", "/own"),
+    ],
+)
+def test_plugins_come_before_what_the_server_would_import(
+    tmp_path, monkeypatch, env, plugins, path
+):
+    monkeypatch.setenv("PYTHONPATH", "/inherited")
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder, name in zip(folders, "ab", strict=True):
+        (folder / f"leverbench_{name}-0.1.dist-info").mkdir(parents=True)
+
+    given = SGLANG.environment(engine(env=env), folders)
+
+    assert given["SGLANG_PLUGINS"] == plugins
+    assert given["PYTHONPATH"] == f"{folders[0]}:{folders[1]}:{path}"
+
+
+def test_without_a_path_to_inherit_there_are_plugins_alone(tmp_path, monkeypatch):
+    # An empty part would be the server's working directory.
+    for inherited in ("", None):
+        if inherited is None:
+            monkeypatch.delenv("PYTHONPATH")
+        else:
+            monkeypatch.setenv("PYTHONPATH", inherited)
+        assert SGLANG.environment(engine(), [tmp_path])["PYTHONPATH"] == str(tmp_path)
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/x/__init__.py", line 3, in register
+    call()
+    ~~~~^^
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "problem"),
+    [
+        (
+            f"[12:00 TP0] Failed to load plugin leverbench_a from group g\n{TRACEBACK}OSError: x\n",
+            "Failed to load plugin leverbench_a from group g: OSError: x",
+        ),
+        (
+            f"Failed to execute general plugin: leverbench_a\n{TRACEBACK}KeyError: 'k'\n"
+            "\nDuring handling of the above exception, another exception occurred:\n\n"
+            f"{TRACEBACK}ValueError: y\n[12:00 TP0] Ready",
+            "Failed to execute general plugin: leverbench_a: ValueError: y",
+        ),
+        (
+            f"Failed to apply hooks to a.b\n{TRACEBACK}TypeError: z\n",
+            "Failed to apply hooks to a.b: TypeError: z",
+        ),
+        (f"Failed to load plugin leverbench_a_b from group g\n{TRACEBACK}OSError: x\n", None),
+        ("Loaded plugin leverbench_a from group g\n", None),
+    ],
+)
+def test_why_a_plugin_is_not_in_force_is_told_by_the_log(log, problem):
+    assert SGLANG.plugin_problem(f"before\n{log}after\n", "leverbench_a") == problem
 
 
 @pytest.mark.parametrize(

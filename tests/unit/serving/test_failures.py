@@ -5,7 +5,13 @@ import json
 import pytest
 
 from leverbench.errors import LeverbenchError
-from leverbench.serving.failures import LastingFailure, Outcome, PassingFailure, attempt_twice
+from leverbench.serving.failures import (
+    LastingFailure,
+    Outcome,
+    PassingFailure,
+    attempt_twice,
+    require_started,
+)
 
 
 class Action:
@@ -86,3 +92,17 @@ def test_a_lasting_failure_is_not_tried_again(tmp_path):
     with pytest.raises(LastingFailure):
         attempt_twice(action, tmp_path / "a.jsonl", {})
     assert action.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("session", "point"), [("probe-wrong", "no-server"), ("not-applied", "not-applied")]
+)
+def test_a_session_that_failed_tells_its_points(session, point):
+    with pytest.raises(LastingFailure) as caught:
+        require_started({"outcome": session, "detail": "seen"})
+
+    assert (caught.value.outcome, caught.value.detail) == (point, "seen")
+
+
+def test_a_session_that_started_has_its_points_measured():
+    require_started({"outcome": "ok", "detail": None})

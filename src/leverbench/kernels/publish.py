@@ -1,0 +1,134 @@
+"""A kernel as servers are given it: a plugin folder that needs nothing else of the project."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leverbench import records
+from leverbench.engines import get_engine
+from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import Kernel
+
+RECORD = "published.json"
+PLUGIN = "plugin"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A kernel that a server can be given.
+
+    Attributes:
+        kernel: Its name.
+        digest: Names all that a server gets: code, loader, and what was chosen.
+        module: The plugin's name, which is that of its package.
+        hook: Dotted path of the engine's function that it stands in for.
+        plugin: The folder for the server's ``PYTHONPATH``, relative to the project.
+    """
+
+    kernel: str
+    digest: str
+    module: str
+    hook: str
+    plugin: Path
+
+
+def publish(kernel: Kernel, code: Path, tunings: Sequence[Path], folder: Path) -> None:
+    """Writes a kernel's plugin and its record, ``published.json``.
+
+    Args:
+        kernel: The kernel.
+        code: The folder with ``kernel.py`` and what it loads.
+        tunings: The records of what was chosen, one a shape.
+        folder: Where ``plugin/`` and the record are written, whole or not at all.
+    """
+    module = f"leverbench_{kernel.name.replace('-', '_')}"
+    engine = get_engine(kernel.engine)
+    chosen = [
+        {
+            "dimensions": entry["dimensions"],
+            # What is not faster beyond noise is not shipped.
+            "config": entry["config"] if entry["published"] else dict(kernel.default),
+            "published": entry["published"],
+        }
+        for path in tunings
+        for entry in records.read_record(path).get("chosen") or ()
+    ]
+    made = folder / f".{PLUGIN}.{os.getpid()}.tmp"
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        _write_package(made / module, code, engine.plugin_loader())
+        _write_metadata(made / f"{module}-0.1.dist-info", module, engine.plugin_group)
+        about: dict[str, Any] = {
+            "kernel": kernel.name,
+            "hook": kernel.hook,
+            "chosen": chosen,
+            "default": dict(kernel.default),
+            "size": kernel.size,
+        }
+        about["digest"] = records.digest([about, _digests(made)])
+        (made / module / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
+        files = _digests(made)
+        # A record of before would vouch for another plugin.
+        (folder / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(folder / PLUGIN, ignore_errors=True)
+        made.rename(folder / PLUGIN)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    record = {"kind": "published-kernel", **about, "module": module, "files": files}
+    records.write_record(folder / RECORD, record)
+
+
+def read_published(folder: Path) -> Published:
+    """Returns what a folder offers, after a look at each of its files.
+
+    Raises:
+        LeverbenchError: It is not there as it was published.
+    """
+    record = records.read_record(folder / RECORD)
+    plugin = folder / PLUGIN
+    for name, expected in record["files"].items():
+        path = plugin / name
+        if not path.is_file() or _sha256(path) != expected:
+            raise LeverbenchError(
+                f"the published kernel {'was changed' if path.is_file() else 'is incomplete'}",
+                where=str(path),
+                cure=f"Delete {folder / RECORD} and run again: it is published anew.",
+            )
+    return Published(
+        kernel=record["kernel"],
+        digest=record["digest"],
+        module=record["module"],
+        hook=record["hook"],
+        plugin=plugin,
+    )
+
+
+def _write_package(package: Path, code: Path, loader: str) -> None:
+    package.mkdir(parents=True)
+    for path in sorted(code.iterdir()):
+        # Compiled modules are the interpreter's own.
+        if path.is_file():
+            shutil.copyfile(path, package / path.name)
+    (package / "__init__.py").write_text(loader, encoding="utf-8")
+
+
+def _write_metadata(folder: Path, module: str, group: str) -> None:
+    """Makes a folder that an interpreter with it on its path takes for an installed package."""
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\n")
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:register\n")
+
+
+def _digests(folder: Path) -> Mapping[str, str]:
+    """Returns the SHA-256 of each file below a folder, by its path there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): _sha256(path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

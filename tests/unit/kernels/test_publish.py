@@ -1,0 +1,101 @@
+"""A published kernel: what a server finds in its folder, and how a change of it is noticed."""
+
+import importlib.metadata
+import json
+import shutil
+
+import pytest
+from scripted_kernel import SERVES, publish_scripted, scripted_kernel
+
+from leverbench.errors import LeverbenchError
+from leverbench.kernels.publish import publish, read_published
+from leverbench.records import read_record
+
+CHOSEN = (
+    {"dimensions": {"heads": 4, "batch": 1}, "config": {"block": 32}, "published": False},
+    {"dimensions": {"heads": 4, "batch": 8}, "config": {"block": 64}, "published": True},
+)
+
+
+def test_an_interpreter_with_the_folder_on_its_path_finds_the_plugin(tmp_path, monkeypatch):
+    publish_scripted(tmp_path, name="my-kernel")
+    monkeypatch.syspath_prepend(str(tmp_path / "plugin"))
+
+    (found,) = importlib.metadata.entry_points(
+        group="sglang.srt.plugins", name="leverbench_my_kernel"
+    )
+
+    assert found.value == "leverbench_my_kernel:register"
+    assert (tmp_path / "plugin/leverbench_my_kernel/kernel.py").exists()
+
+
+def test_what_did_not_win_is_published_with_the_default(tmp_path):
+    publish_scripted(tmp_path, chosen=CHOSEN)
+
+    record = read_record(tmp_path / "published.json")
+    about = json.loads((tmp_path / "plugin/leverbench_double/kernel.json").read_text())
+    assert [entry["config"] for entry in about["chosen"]] == [{"block": 16}, {"block": 64}]
+    assert about["default"] == {"block": 16}
+    assert {key: record[key] for key in about} == about
+
+
+def test_the_digest_names_all_that_a_server_gets(tmp_path):
+    def digest(*arguments: str, **settings: object) -> str:
+        return read_published(publish_scripted(tmp_path, *arguments, **settings)).digest
+
+    first = digest()
+    others = [
+        digest(SERVES + "\n"),
+        digest(hook="scripted_server.make_trace"),
+        digest(chosen=CHOSEN),
+        digest(chosen=CHOSEN[:1]),
+    ]
+    assert len({first, *others}) == 5
+    # Published again in the same place, nothing is left of what was there.
+    assert digest() == first
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder / "plugin"), r"__init__\.py: .* is incomplete"),
+        (
+            lambda folder: (folder / "plugin/leverbench_double/kernel.py").unlink(),
+            r"kernel\.py: the published kernel is incomplete",
+        ),
+        (
+            lambda folder: (folder / "plugin/leverbench_double/kernel.py").write_text("x = 1"),
+            r"kernel\.py: the published kernel was changed",
+        ),
+        (
+            lambda folder: (folder / "published.json").unlink(),
+            r"published\.json: the record is missing",
+        ),
+    ],
+)
+def test_what_is_not_as_it_was_published_is_refused(tmp_path, damage, message):
+    publish_scripted(tmp_path)
+    damage(tmp_path)
+
+    with pytest.raises(LeverbenchError, match=message) as caught:
+        read_published(tmp_path)
+    assert "run again" in str(caught.value)
+
+
+def test_a_server_s_compiled_modules_are_no_change(tmp_path):
+    publish_scripted(tmp_path)
+    compiled = tmp_path / "plugin/leverbench_double/__pycache__"
+    compiled.mkdir()
+    (compiled / "kernel.cpython-311.pyc").write_bytes(b"x")
+
+    assert read_published(tmp_path).module == "leverbench_double"
+
+
+def test_a_publication_that_fails_leaves_nothing_half_done(tmp_path):
+    publish_scripted(tmp_path)
+    before = read_published(tmp_path)
+
+    with pytest.raises(FileNotFoundError):
+        publish(scripted_kernel(tmp_path), tmp_path / "nowhere", [], tmp_path)
+    assert read_published(tmp_path) == before
+    assert not list(tmp_path.glob(".plugin*"))
