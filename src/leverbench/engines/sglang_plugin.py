@@ -83,20 +83,21 @@ def chooser(about: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[s
 def nearest(
     chosen: Sequence[Mapping[str, Any]], size: str | None, dimensions: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Returns what was chosen for the nearest size of exactly this shape; None for other shapes.
+    """Returns what was chosen for the nearest size of this shape; None for other shapes.
 
     Args:
         chosen: ``{"dimensions": {...}, "config": {...}}`` of each call that was tuned.
         size: Name of the dimension that need not be equal, or None.
-        dimensions: Of a call; those that were not tuned for do not count.
+        dimensions: Of a call. Only names on both sides are compared: what a call does not know of
+            itself (how long its longest sequence is) was chosen for the inputs of the tuning.
     """
     fitting = [
         entry
         for entry in chosen
         if all(
-            dimensions.get(name) == value
+            dimensions[name] == value
             for name, value in entry["dimensions"].items()
-            if name != size
+            if name != size and name in dimensions
         )
     ]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from leverbench.campaign.model import Campaign
 from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import Toolchain, build_key, toolchain
 from leverbench.kernels.manifest import (
@@ -55,9 +56,10 @@ class Prepared:
 
     @cached_property
     def choice(self) -> str:
-        """Names what is published, in paths: which shapes and sizes, out of which candidates."""
+        """Names what is published, in paths: for which shapes and sizes, from which candidates."""
         shapes = sorted(shape_name(shape) for shape in self.kernel.shapes)
-        return digest([self.kernel.space_digest, self.device, shapes, self.kernel.sizes])[:16]
+        made_of = [self.kernel.space_digest, self.device, shapes, self.kernel.sizes]
+        return digest([*made_of, get_engine(self.kernel.engine).plugin_loader()])[:16]
 
     @property
     def built(self) -> Path:

@@ -80,7 +80,7 @@ def publish(kernel: Kernel, code: Path, tunings: Sequence[Path], folder: Path) -
     finally:
         shutil.rmtree(made, ignore_errors=True)
     record = {"kind": "published-kernel", **about, "module": module, "files": files}
-    records.write_record(folder / RECORD, record)
+    records.write_record(folder / RECORD, {**record, "tunings": [str(path) for path in tunings]})
 
 
 def read_published(folder: Path) -> Published:

@@ -15,6 +15,7 @@ from leverbench import __version__, records
 from leverbench.campaign.model import Attach, Probe, RecoveryStep
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience
+from leverbench.campaign.variants import TUNED
 from leverbench.engines import (
     Address,
     Api,
@@ -48,8 +49,6 @@ from leverbench.serving.spec import ServerSpec
 
 # The causes by which a server ends of itself, and its log may tell why.
 _ENDED = (Cause.START_FAILED, Cause.SERVER_DIED)
-# What the key of a kernel begins with, among a variant's settings.
-_TUNED = "tuned."
 # How long a server waits for its next job: longer than Snakemake needs between two jobs.
 IDLE_S = 60.0
 # How long a launch waits for another server to leave its devices.
@@ -593,9 +592,9 @@ def _tuned(
         using = sum(count > 0 for count in proof["calls"].values())
         evidence = f"calls counted on {using} of {ranks} ranks"
         applied = proof["applied"]
-        yield AppliedLever(f"{_TUNED}{proof['kernel']}", True, applied, applied, evidence)
+        yield AppliedLever(f"{TUNED}{proof['kernel']}", True, applied, applied, evidence)
     for key in launch.removed:
-        if key.startswith(_TUNED):
+        if key.startswith(TUNED):
             yield AppliedLever(key, None, None, True, "its plugin was not given to the server")
 
 
