@@ -19,8 +19,9 @@ from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.build import lacking_compiler
 from leverbench.kernels.manifest import MANIFEST
-from leverbench.kernels.prepared import Prepared, prepared_kernels
+from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
 from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
@@ -241,7 +242,14 @@ class Project:
     def skip_params(self, kernel: str) -> dict[str, Any] | None:
         """Returns the profile that tells whether tuning a kernel can be worth it, or None."""
         profile = self.campaign.skip.get(kernel)
-        return profile and {"profile": profile, "floor": self.campaign.equal_within}
+        if profile is None:
+            return None
+        return {"profile": profile, "floor": self.campaign.equal_within}
+
+    def launch_slice(self, variant: str, session: int) -> Launch:
+        """Returns what a session's server depends on."""
+        kernels = {one.kernel.name: str(one.published) for one in self._prepared.get(variant, ())}
+        return launch_slice(self.campaign, variant, session, kernels)
 
     def published_records(self, variant: str) -> list[str]:
         """Returns the record of each kernel that a variant's server is given."""
@@ -529,7 +537,8 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
     # Some variants alone make no whole block.
     campaign = _until_decided(campaign, directory, grow=not only)
     order = planned_order(campaign, directory / "results" / campaign.name)
-    return Project(directory, campaign, plan_record(campaign, order), only, order, dict(config))
+    plan = plan_record(campaign, order, published_kernels(campaign))
+    return Project(directory, campaign, plan, only, order, dict(config))
 
 
 def _until_decided(campaign: Campaign, directory: Path, *, grow: bool) -> Campaign:
@@ -555,7 +564,7 @@ def _until_decided(campaign: Campaign, directory: Path, *, grow: bool) -> Campai
     sessions = max(asked, min(measured))
     campaign = _with_sessions(campaign, dict.fromkeys(campaign.variants, sessions))
     order = planned_order(campaign, results)
-    plan = plan_record(campaign, order)
+    plan = plan_record(campaign, order, published_kernels(campaign))
     project = Project(directory, campaign, plan, (), order, {})
     made = (directory / path for session in order for path in project.records_of(*session))
     if not grow or sessions >= MOST_SESSIONS or not all(path.exists() for path in made):
@@ -654,7 +663,7 @@ def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
             yield LeverbenchError(
                 f"there is no kernel {name}",
                 where=campaign.file,
-                cure=f"Add kernels/{name}/{MANIFEST}, name its folder in kernels:, or remove tuned:.",
+                cure=f"Add kernels/{name}/{MANIFEST}, name another folder in kernels:, or none.",
             )
     prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
     for one in prepared:

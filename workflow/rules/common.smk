@@ -7,7 +7,6 @@ from pathlib import Path
 
 from leverbench import project
 from leverbench.campaign.slices import (
-    launch_slice,
     patience,
     point_slice,
     profile_slice,
@@ -43,7 +42,7 @@ def campaign_targets():
 def launch_of(variant, session):
     """Returns what one session's server depends on: the same for all its points."""
     RUN.require_session(variant, session)
-    return launch_slice(CAMPAIGN, variant, session).as_params()
+    return RUN.launch_slice(variant, session).as_params()
 
 
 @cache

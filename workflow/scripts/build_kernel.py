@@ -2,6 +2,4 @@
 
 from leverbench.stages import build_kernel
 
-build_kernel(
-    kernel=snakemake.params.kernel, record=snakemake.output.record, log=snakemake.log[0]
-)
+build_kernel(kernel=snakemake.params.kernel, record=snakemake.output.record, log=snakemake.log[0])

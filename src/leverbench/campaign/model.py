@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from leverbench.kernels.manifest import Kernel
 from leverbench.records import digest
+
+if TYPE_CHECKING:
+    # Each measuring job reads this module, and none of them reads a manifest.
+    from leverbench.kernels.manifest import Kernel
 
 # Ratios from 1 / (1 + this) to 1 + this are no difference that matters.
 DEFAULT_EQUAL_WITHIN = 0.03
@@ -15,6 +18,9 @@ DEFAULT_EQUAL_WITHIN = 0.03
 ArgValue = str | int | float | bool | list[Any] | dict[str, Any]
 # A number of tokens, or the first and the last of a range that it is drawn from.
 Tokens = int | tuple[int, int]
+
+# What the key of a kernel begins with, among a variant's settings: each is a lever of its own.
+TUNED = "tuned."
 
 RANDOM_IDS = "random-ids"
 FILE = "file"
@@ -281,7 +287,7 @@ class Campaign:
         goodput: Limits of a request's latency, or None.
         recovery: By cause of a failed start, what is changed step by step.
         kernels: The tunable kernels that variants name, as far as their folders exist.
-        skip: By kernel, the profile that tells whether tuning it can be worth it, where one is named.
+        skip: By kernel, the profile that tells whether tuning it can be worth it, if any.
         execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
         remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).
         on_environment_change: ``error``, ``remeasure`` or ``separate``.
@@ -309,7 +315,7 @@ class Campaign:
     equal_within: float
     goodput: Goodput | None
     recovery: Mapping[str, tuple[RecoveryStep, ...]]
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, "Kernel"]
     skip: Mapping[str, str]
     execution: str
     remeasure: str

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Any
 from leverbench.campaign.model import Campaign, RecoveryStep
 from leverbench.campaign.order import Session, session_order
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.manifest import shape_name
-from leverbench.kernels.prepared import published_kernels
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.records import append_line, read_record
 
@@ -81,9 +79,20 @@ def _begun(campaign: Campaign, results: Path, planned: Sequence[Session]) -> lis
     return list(begun | dict.fromkeys(measured))
 
 
-def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
-    """Returns `plan.json`: the resolved campaign, without estimates or narrowed targets."""
-    kernels = published_kernels(campaign)
+def plan_record(
+    campaign: Campaign,
+    order: Sequence[Session],
+    kernels: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Returns `plan.json`: the resolved campaign, without estimates or narrowed targets.
+
+    Args:
+        campaign: The resolved campaign.
+        order: Its sessions in the order they are run.
+        kernels: By variant and kernel, the folder that the kernel is published in; None where
+            there are none.
+    """
+    given = kernels or {}
     return {
         "kind": "plan",
         "campaign": campaign.name,
@@ -132,7 +141,7 @@ def plan_record(campaign: Campaign, order: Sequence[Session]) -> dict[str, Any]:
                 "cross": list(variant.cross),
                 "touches": list(variant.touches),
                 # The folders that its kernels are published in.
-                **({"kernels": kernels[name]} if name in kernels else {}),
+                **({"kernels": dict(given[name])} if name in given else {}),
             }
             for name, variant in campaign.variants.items()
         },
@@ -201,8 +210,7 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
     for kernel in campaign.kernels.values():
         tried = math.prod(map(len, kernel.parameters.values()))
         sizes = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
-        shapes = "; ".join(map(shape_name, kernel.shapes))
-        lines.append(f"  {kernel.name}: {tried} candidates for {shapes}{sizes}")
+        lines.append(f"  {kernel.name}: {tried} candidates, {len(kernel.shapes)} shapes{sizes}")
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -205,8 +205,18 @@ class ProfileSlice:
         return cls(**{**params, "workload": Workload.from_params(params["workload"])})
 
 
-def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
-    """Returns what a session's server depends on."""
+def launch_slice(
+    campaign: Campaign, variant: str, session: int, kernels: Mapping[str, str] | None = None
+) -> Launch:
+    """Returns what a session's server depends on.
+
+    Args:
+        campaign: The resolved campaign.
+        variant: Name of the variant.
+        session: Number of the session.
+        kernels: The kernels that the variant's server is given, and where each is published; None
+            where there are none.
+    """
     return Launch(
         campaign=campaign.name,
         variant=variant,
@@ -219,6 +229,7 @@ def launch_slice(campaign: Campaign, variant: str, session: int) -> Launch:
         token_ids=campaign.token_ids,
         devices=campaign.devices,
         probe=campaign.probe,
+        kernels=kernels or {},
     )
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from leverbench.campaign.document import Document
-from leverbench.campaign.model import Attach, Engine, Variant
+from leverbench.campaign.model import TUNED, Attach, Engine, Variant
 from leverbench.campaign.schema import schema
 from leverbench.errors import LeverbenchError
 from leverbench.secrets import is_secret_setting, masked
@@ -16,8 +16,6 @@ from leverbench.secrets import is_secret_setting, masked
 DEFAULT_SESSIONS = 3
 RESERVED = ("launches", "analysis")
 
-# What the key of a kernel begins with, among a variant's settings: each is a lever of its own.
-TUNED = "tuned."
 # Keys of a variant that set something of its server, beside `engine`.
 _OWN_KEYS = ("args", "env", "tuned", "attach")
 # Keys that a cross takes from the two variants that it is made of.

@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leverbench import records
 from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.manifest import Kernel
+
+if TYPE_CHECKING:
+    # Each measuring job looks at what was published, and none of them reads a manifest.
+    from leverbench.kernels.manifest import Kernel
 
 RECORD = "published.json"
 PLUGIN = "plugin"
@@ -37,7 +40,7 @@ class Published:
     plugin: Path
 
 
-def publish(kernel: Kernel, code: Path, tunings: Sequence[Path], folder: Path) -> None:
+def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path) -> None:
     """Writes a kernel's plugin and its record, ``published.json``.
 
     Args:

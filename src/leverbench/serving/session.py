@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leverbench import __version__, records
-from leverbench.campaign.model import Attach, Probe, RecoveryStep
+from leverbench.campaign.model import TUNED, Attach, Probe, RecoveryStep
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience
-from leverbench.campaign.variants import TUNED
 from leverbench.engines import (
     Address,
     Api,

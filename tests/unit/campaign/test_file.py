@@ -322,7 +322,11 @@ def test_one_address_for_all(tmp_path):
         ),
         ("a: {engine: {python: /p}, attach: http://h}\n", ATTACHED, "a: python needs a launch"),
         ("a: {engine: {wrapper: [w]}, attach: http://h}\n", ATTACHED, "a: wrapper needs a launch"),
-        ("a: {tuned: [w8a8-block-fp8], attach: http://h}\n", ATTACHED, "a: tuned.w8a8-block-fp8 needs a launch"),
+        (
+            "a: {tuned: [w8a8-block-fp8], attach: http://h}\n",
+            ATTACHED,
+            "a: tuned.w8a8-block-fp8 needs a launch",
+        ),
         (
             "a: {attach: {url: http://h, api: openai, flush_cache: true}}\n",
             ATTACHED,
