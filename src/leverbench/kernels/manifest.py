@@ -142,9 +142,7 @@ def read_kernel(folder: Path) -> Kernel:
     )
 
 
-def for_campaign(
-    kernel: Kernel, ladder: Mapping[int, int], overrides: Mapping[str, Any]
-) -> Kernel:
+def for_campaign(kernel: Kernel, ladder: Mapping[int, int], overrides: Mapping[str, Any]) -> Kernel:
     """Returns a kernel as a campaign asks for it: with its own shapes, and sizes from its ladder.
 
     Args:
