@@ -36,8 +36,10 @@ DATA = {"random": 1.0, "other": 1.0, "zeros": 0.0, "large": 8.0, "small": 0.125}
 # Bytes that memory is filled with. All ones are NaN in every floating type, and -1; the second
 # makes a number near 1 in most, which changes when something is added to it.
 _NAN, _OTHER, _ZERO = 0xFF, 0x3F, 0x00
-# Bytes on either side of a buffer whose content is known.
-_PAD = 1 << 16
+# Fewest and most bytes on either side of a buffer whose content is known: as many as its own, so
+# that a step too far stays within. The fewest are still compared by one thread.
+_PADS = 1 << 13, 1 << 20
+_ALIGNMENT = 64
 # Bytes beyond a buffer that cannot be touched.
 _GUARD = 1 << 20
 _PROT_NONE = 0
@@ -384,8 +386,11 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _padded(like: torch.Tensor) -> _Buffer:
-    size = 2 * _PAD + _span_bytes(like)
-    return _Buffer(like, torch.empty(size, dtype=torch.uint8, device=like.device), _PAD)
+    span = _span_bytes(like)
+    fewest, most = _PADS
+    pad = min(max(-(-span // _ALIGNMENT) * _ALIGNMENT, fewest), most)
+    memory = torch.empty(pad + span + pad, dtype=torch.uint8, device=like.device)
+    return _Buffer(like, memory, start=pad)
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

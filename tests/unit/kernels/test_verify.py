@@ -230,6 +230,13 @@ def test_a_wrapper_may_print_and_tells_signals_its_own_way(tmp_path):
     assert record["detail"] == "SIGSEGV when it was loaded: why"
 
 
+def test_an_end_without_a_signal_is_a_crash(tmp_path):
+    record = answered(tmp_path, """echo '{"phase": "call"}'""", "exit 0")
+
+    assert record["rejection"] == Rejection.CRASHED
+    assert record["detail"] == "exit status 0 in a call"
+
+
 def test_a_reference_that_hangs_is_no_fault_of_the_kernel(tmp_path):
     record = answered(tmp_path, """echo '{"phase": "reference"}'""", "exec sleep 3600", limit_s=0.2)
 
