@@ -187,14 +187,15 @@ def verdict(lines: Iterable[Line]) -> dict[str, Any]:
         elif line["end"] is not None:
             end = Rejection(line["end"])
             detail = f"{line['detail']}{_where(phase)}"
-    rejection, *also = decide(cases, end) or [None]
+    reasons = decide(cases, end)
+    rejection = reasons[0] if reasons else None
     if rejection is not None and rejection != end:
         detail = _detail(cases, rejection)
     return {
-        "outcome": "verified" if rejection is None else "rejected",
+        "outcome": "rejected" if reasons else "verified",
         "rejection": rejection,
         "detail": detail,
-        "also": also,
+        "also": reasons[1:],
         "cases": [asdict(case) for case in cases],
     }
 

@@ -33,10 +33,12 @@ SETTINGS = Engine("scripted", version=None, python=None, wrapper=(), args={}, en
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forgets the module of a kernel that was loaded into this process."""
+    """Undoes what loading a kernel into this process changes."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    threads = torch.get_num_threads()
     yield
     sys.modules.pop("kernel", None)
+    torch.set_num_threads(threads)
 
 
 def observed(kernel: Kernel, seed: int = 1, device: str = "cpu") -> dict[str, Any]:
