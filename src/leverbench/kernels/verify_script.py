@@ -65,7 +65,7 @@ class _Buffer:
 
     Args:
         like: Gives shape, strides and type. Bytes between its elements are not its own.
-        memory: Bytes.
+        memory: Bytes, a multiple of 8.
         start: Where in them it begins.
     """
 
@@ -91,14 +91,14 @@ class _Buffer:
 
     def changes(self) -> tuple[bool, bool]:
         """Returns whether the tensor, and whether memory around it, is not as it was set."""
-        if torch.equal(self._memory, self._before):
+        if _same(self._memory, self._before):
             return False, False
         self._content = None
         before = self._within(self._before)
         restored = self._memory.clone()
         _written(self._within(restored), self._like).copy_(_written(before, self._like))
         changed = not torch.equal(_bits(self.tensor), _bits(before))
-        return changed, not torch.equal(restored, self._before)
+        return changed, not _same(restored, self._before)
 
     def _within(self, memory: torch.Tensor) -> torch.Tensor:
         own = memory[self._start : self._start + _span_bytes(self._like)]
@@ -404,8 +404,9 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
 def _padded(like: torch.Tensor) -> _Buffer:
     span = _span_bytes(like)
     fewest, most = _PADS
-    pad = min(max(-(-span // _ALIGNMENT) * _ALIGNMENT, fewest), most)
-    memory = torch.empty(pad + span + pad, dtype=torch.uint8, device=like.device)
+    rounded = -(-span // _ALIGNMENT) * _ALIGNMENT
+    pad = min(max(rounded, fewest), most)
+    memory = torch.empty(pad + rounded + pad, dtype=torch.uint8, device=like.device)
     return _Buffer(like, memory, start=pad)
 
 
@@ -427,6 +428,11 @@ def _written(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_SAME_SIZE[tensor.element_size()])
+
+
+def _same(memory: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether bytes are equal; by eights, they are compared several times as fast."""
+    return torch.equal(memory.view(torch.int64), other.view(torch.int64))
 
 
 def _digest(results: Tensors) -> str:
