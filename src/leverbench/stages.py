@@ -118,7 +118,8 @@ def verify_kernel(
             prepared.settings,
             prepared.torch_device,
         )
-        require_verified(prepared.kernel, body)
+        rejected = Path("state/rejected") / prepared.kernel.name / f"{prepared.code}.json"
+        require_verified(prepared.kernel, body, rejected)
         records.write_record(Path(record), body)
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from leverbench import records
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Candidate, Dimensions, Kernel
@@ -171,6 +172,26 @@ def verify(
         "seed": seed,
         **verdict(_answer(question, settings, call_limit_s)),
     }
+
+
+def require_verified(kernel: Kernel, body: Mapping[str, Any], kept: Path) -> None:
+    """Raises `LeverbenchError` for a kernel that was rejected, whose cases are kept.
+
+    Args:
+        kernel: The kernel.
+        body: What `verify` returned.
+        kept: Where a rejection is written: the job that fails leaves nothing else.
+    """
+    if body["rejection"] is None:
+        return
+    records.write_record(kept, body)
+    rejection = Rejection(body["rejection"])
+    raise LeverbenchError(
+        f"the kernel {kernel.name} is rejected: {rejection}: {MEANINGS[rejection]}."
+        f" {body['detail']}",
+        where=str(kernel.folder),
+        cure=f"Correct it, and run again. All cases that were tried are in {kept}",
+    )
 
 
 def verdict(lines: Iterable[Line]) -> dict[str, Any]:
