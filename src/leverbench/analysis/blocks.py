@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 # A pass is interrupted where the next variant starts later than this many times the usual distance
 # of two starts, and by these seconds more: a run that was stopped, and went on another time. A
@@ -103,7 +103,7 @@ def drift(cells: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> Drift | 
         return None
     slope = float(seconds @ logs) / spread
     error = float(np.sqrt(((logs - slope * seconds) ** 2).sum() / (len(line) - 2) / spread))
-    reach = float(stats.t.ppf(0.975, len(line) - 2)) * error
+    reach = float(special.stdtrit(len(line) - 2, 0.975)) * error
     length = max(times) - min(times)
     low, change, high = (float(np.expm1((slope + step) * length)) for step in (-reach, 0.0, reach))
     return Drift(change, low, high, length / 3600)

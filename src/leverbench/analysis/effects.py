@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -57,12 +57,12 @@ class Contrasts:
         """Returns two-sided p values of no difference by Student's t (n, v)."""
         with np.errstate(invalid="ignore", divide="ignore"):
             t = np.abs(self.estimate) / self.standard_error
-            return np.asarray(2 * stats.t.sf(t, self.df))
+            return np.asarray(2 * special.stdtr(self.df, -t))
 
     def half_width(self, confidence: float) -> Floats:
         """Returns half the width of the two-sided interval around the estimate (n, v)."""
         with np.errstate(invalid="ignore"):
-            return np.asarray(stats.t.ppf(0.5 + confidence / 2, self.df) * self.standard_error)
+            return np.asarray(special.stdtrit(self.df, 0.5 + confidence / 2) * self.standard_error)
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,11 @@ def sessions_to_settle(
         df = (sessions - 1) * df_per_session
         error = residual_sd * np.sqrt(2 / sessions)
         with np.errstate(invalid="ignore", divide="ignore"):
-            critical = stats.t.ppf(1 - level / (2 * comparisons), df)
-            significant = stats.t.sf(critical - np.abs(effect) / error, df)
-            reach = margin - stats.t.ppf(1 - level, df) * error
+            critical = special.stdtrit(df, 1 - level / (2 * comparisons))
+            significant = special.stdtr(df, np.abs(effect) / error - critical)
+            reach = margin - special.stdtrit(df, 1 - level) * error
             below, above = (-reach - effect) / error, (reach - effect) / error
-            equal = np.where(reach > 0, stats.t.cdf(above, df) - stats.t.cdf(below, df), 0.0)
+            equal = np.where(reach > 0, special.stdtr(df, above) - special.stdtr(df, below), 0.0)
             settled[(np.maximum(significant, equal) >= power) & (sessions > beyond)] = sessions
     return settled
 
@@ -247,7 +247,7 @@ def _excess(y: Floats, cells: Flags) -> Floats:
         own = np.maximum(whole - theirs, 0) / own_df
         # Figures that are exactly alike have no noise to compare.
         rest = np.maximum(theirs, _ROUNDING * np.maximum(whole, 1e-300)) / others.df
-        p_values[:, v] = stats.f.sf(own / rest, own_df, others.df)
+        p_values[:, v] = special.fdtrc(own_df, others.df, own / rest)
     return p_values
 
 
