@@ -209,8 +209,8 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         lines.append("kernels")
     for kernel in campaign.kernels.values():
         tried = math.prod(map(len, kernel.parameters.values()))
-        sizes = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
-        lines.append(f"  {kernel.name}: {tried} candidates, {len(kernel.shapes)} shapes{sizes}")
+        at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
+        lines.append(f"  {kernel.name}: {tried} candidates, {len(kernel.shapes)} shapes{at}")
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -114,8 +114,8 @@ def read_published(folder: Path) -> Published:
 def _write_package(package: Path, code: Path, loader: str) -> None:
     package.mkdir(parents=True)
     for path in sorted(code.iterdir()):
-        # Compiled modules are the interpreter's own.
-        if path.is_file():
+        # Compiled modules are the interpreter's own, hidden files the workflow's.
+        if path.is_file() and not path.name.startswith("."):
             shutil.copyfile(path, package / path.name)
     (package / "__init__.py").write_text(loader, encoding="utf-8")
 

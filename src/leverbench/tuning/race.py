@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 ROUNDS = 12
 # Samples of each of a round's four blocks.
@@ -81,7 +81,7 @@ def judge(rounds: Rounds) -> Verdict:
         for incumbent, rival in pairs
     ]
     mean, count = statistics.fmean(logs), len(logs)
-    t = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    t = float(special.stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
     half = t * statistics.stdev(logs) / math.sqrt(count)
     return Verdict(
         speedup=math.exp(mean),
