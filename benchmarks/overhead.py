@@ -1,11 +1,12 @@
 """What the pipeline itself costs: wall time over the time that the measurement needs.
 
 Runs the embedded campaign from nothing in a copy of the project, on the real engine, and divides
-its wall time by the sum of what no tool could save: training the model, starting and stopping the
-servers, warm-up with the emptying of the prefix cache that ends it (the engine collects garbage
-then), and measured windows. The answers that are compared and the recording of profiles
-are told, too, and are not part of that sum. Beside it, every half second, the proportional set size (PSS) of all processes of the run that are
-neither engine (servers, and its parser in the check before the run) nor training.
+its wall time by the sum of what no tool could save: training the model, timing the kernel (tuning
+and micro-benchmark), starting and stopping the servers, warm-up with the emptying of the prefix
+cache that ends it (the engine collects garbage then), and measured windows. The answers that are
+compared and the recording of profiles are told, too, and are not part of that sum. Beside it, every
+half second, the proportional set size (PSS) of all processes of the run that are neither the
+engine's (servers, and what runs in its interpreter beside them) nor training.
 
     python benchmarks/overhead.py            # the whole campaign, about ten minutes
     python benchmarks/overhead.py --quick    # one session of two variants
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 
 from leverbench.serving.processes import KEEPER_MARK, SERVER_MARK, descendants, marked
@@ -30,7 +32,7 @@ from leverbench.serving.processes import KEEPER_MARK, SERVER_MARK, descendants, 
 PROJECT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "workflow", "config", "kernels", "profiles", "envs")
 QUICK = ["--config", "sessions=1", "only=baseline,float32"]
-NECESSARY = ("training_s", "start_s", "stop_s", "warm_up_s", "windows_s")
+NECESSARY = ("training_s", "tuning_s", "start_s", "stop_s", "warm_up_s", "windows_s")
 
 
 def main() -> None:
@@ -100,6 +102,13 @@ def spent_s(project: Path, run_dir: Path) -> dict[str, float]:
         parts["warm_up_s"] += timing_s["warm_up"] + timing_s["flush"]
         parts["windows_s"] += timing_s["window"]
         parts["answers_s"] += timing_s["agreement"]
+    timed = [
+        *project.glob("results/tuning/**/*.json"),
+        *project.glob("results/kernels/**/microbench.json"),
+    ]
+    for record in map(json.loads, map(Path.read_text, timed)):
+        began, ended = (datetime.fromisoformat(record[f"{at}_at"]) for at in ("started", "ended"))
+        parts["tuning_s"] += (ended - began).total_seconds()
     for record in project.glob("results/*/launches/*.json"):
         answers = json.loads(record.read_text())["answers"]
         parts["answers_s"] += sum(answer["seconds"] for answer in answers)
@@ -119,7 +128,8 @@ def pipeline_pss_bytes(root: int, run_dir: Path) -> int:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             if f"{SERVER_MARK}=".encode() in Path(f"/proc/{pid}/environ").read_bytes() or any(
-                part in command for part in (b"prepare_tiny_model", b"sglang.srt.server_args")
+                part in command
+                for part in (b"prepare_tiny_model", b"Runs in the engine's interpreter")
             ):
                 continue
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
