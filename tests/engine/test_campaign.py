@@ -210,3 +210,41 @@ def test_one_point_is_one_launch_and_changes_nothing_else(embedded, concurrency)
     assert added - new == {path for path in added if path.startswith("quickstart/launches/")}
     assert len(added - new) == 1
     assert left_behind(project) == {}
+
+
+def test_the_kernel_is_proven_at_ready_and_in_each_window(embedded):
+    launches = [
+        launch
+        for launch in embedded.records("launches/*.json").values()
+        if launch["variant"] == "decode-kernel"
+    ]
+    for launch in launches:
+        (proof,) = launch["kernels"]
+        assert proof["applied"]
+        # The scheduler alone runs the model, though each process loads the plugin.
+        assert len([count for count in proof["calls"].values() if count]) == 1
+        assert len(proof["registered"]) > 1
+    for path, point in embedded.points().items():
+        if point["variant"] != "decode-kernel":
+            assert "kernels" not in point, path
+            continue
+        (counted,) = point["kernels"]
+        assert sum(counted["calls"].values()) > 0, path
+        assert sum(counted["left"].values()) == 0, path
+
+
+def test_servers_without_kernels_load_no_plugin(embedded):
+    for launch in embedded.records("launches/*.json").values():
+        plugins = launch["env"]["SGLANG_PLUGINS"]
+        given = launch["variant"] == "decode-kernel"
+        assert plugins == ("leverbench_decode_attention" if given else "leverbench-none")
+
+
+def test_the_kernel_s_gain_is_predicted_beside_the_measured_one(embedded):
+    (bench,) = embedded.project.path.glob("results/kernels/*/*/*/microbench.json")
+    calls = json.loads(bench.read_text())["calls"]
+    assert [call["dimensions"]["batch"] for call in calls] == [1, 8, 16]
+    page = (embedded.project.path / "reports/quickstart/index.html").read_text()
+    assert "Predicted and measured" in page
+    findings = (embedded.project.path / "reports/quickstart/findings.md").read_text()
+    assert "- **predicted**" in findings
