@@ -5,6 +5,7 @@ all of them. Inputs are the arguments of the engine's function, by their names.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,13 @@ _POINTERS, _SIZES = 7, 13
 
 def load(folder: Path) -> Any:
     """Returns the library's entry point."""
+    # The OpenMP that it brings along reads this when it is loaded. A thread that waits for the next
+    # call must not spin: in a server the other cores have work to do.
+    before = os.environ.get("GOMP_SPINCOUNT")
+    os.environ["GOMP_SPINCOUNT"] = before or "0"
     function = ctypes.CDLL(str(folder / "libkernel.so")).decode_attention
+    if before is None:
+        del os.environ["GOMP_SPINCOUNT"]
     function.argtypes = [
         *[ctypes.c_void_p] * _POINTERS,
         *[ctypes.c_int64] * _SIZES,
