@@ -208,9 +208,9 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
     if campaign.kernels:
         lines.append("kernels")
     for kernel in campaign.kernels.values():
-        tried = math.prod(map(len, kernel.parameters.values()))
+        candidates = math.prod(map(len, kernel.parameters.values()))
         at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
-        lines.append(f"  {kernel.name}: {tried} candidates, {len(kernel.shapes)} shapes{at}")
+        lines.append(f"  {kernel.name}: {candidates} candidates, {len(kernel.shapes)} shapes{at}")
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -273,6 +273,8 @@ def _campaign() -> Campaign:
         equal_within=0.03,
         goodput=None,
         recovery={},
+        kernels={},
+        skip={},
         execution="jobs",
         remeasure="none",
         on_environment_change="error",

@@ -179,11 +179,13 @@ def verified(kernels: dict[str, Kernel]) -> dict[str, dict[str, Any]]:
         return dict(zip(kernels, pool.map(record, kernels), strict=True))
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("name", DEADLY)
 def test_a_kernel_that_ends_its_process_is_rejected_with_its_reason(name, verified):
     assert DEADLY[name][0] == verified[name]["rejection"], verified[name]["detail"]
 
 
+@pytest.mark.server
 def test_the_record_of_an_honest_kernel(verified):
     record = verified["honest"]
 
@@ -194,18 +196,21 @@ def test_the_record_of_an_honest_kernel(verified):
     assert all(case["largest_error"] < 1e-5 for case in record["cases"])
 
 
+@pytest.mark.server
 def test_verification_leaves_nothing_in_the_folder(kernels, verified):
     assert verified["honest"]["outcome"] == "verified"
 
     assert [path.name for path in kernels["honest"].folder.iterdir()] == ["kernel.py"]
 
 
+@pytest.mark.server
 def test_each_verification_has_inputs_of_its_own(verified):
     seeds = [record["seed"] for record in verified.values()]
 
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.server
 def test_a_death_is_told_with_its_place(verified):
     detail = verified["looks past the end of its input"]["detail"]
 
@@ -260,6 +265,7 @@ def test_a_process_that_others_end_is_no_verdict(tmp_path):
         answered(tmp_path, """echo '{"phase": "call"}'""", "kill -KILL $$")
 
 
+@pytest.mark.server
 def test_an_interpreter_that_does_not_exist_is_told(tmp_path):
     kernel = write_kernel(tmp_path / "kernel", HONEST)
 
@@ -267,6 +273,7 @@ def test_an_interpreter_that_does_not_exist_is_told(tmp_path):
         verify(kernel, kernel.folder, [], replace(SETTINGS, python="/nowhere"), "cpu")
 
 
+@pytest.mark.server
 def test_a_kernel_without_sizes_is_not_verified(tmp_path):
     kernel = replace(write_kernel(tmp_path / "kernel", HONEST), sizes=())
 

@@ -11,6 +11,8 @@ from leverbench.serving import devices
 
 from .conftest import World, wait_for
 
+pytestmark = pytest.mark.server
+
 SCRIPT = """#!/bin/sh
 case "$1" in
   --query-gpu=*) echo "0, $(cat {memory})"; echo "1, 10" ;;

@@ -7,7 +7,7 @@ import pytest
 
 from .conftest import Actor, Client, World, wait_for
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.server, pytest.mark.usefixtures("world")]
 
 
 def roles(client: Client, owner: Actor) -> dict[str, int]:

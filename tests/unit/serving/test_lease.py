@@ -16,6 +16,8 @@ from leverbench.serving.spec import ServerSpec
 
 from .conftest import World, wait_for
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def owning(world: World, monkeypatch: pytest.MonkeyPatch) -> World:

@@ -9,7 +9,7 @@ from leverbench.tuning.tune import METHOD_VERSION
 
 METHOD = 1
 SHAPING = {
-    "race.py": "729e7c0f4572e43d",
+    "race.py": "335a3921e98d63cb",
     "search.py": "bd790d4473dec3cd",
     "timing_script.py": "6f6b020d5c00d5ab",
 }

@@ -16,6 +16,8 @@ from leverbench.tuning.invalid import InvalidCandidate
 from leverbench.tuning.microbench import microbench
 from leverbench.tuning.worker import Worker
 
+pytestmark = pytest.mark.server
+
 SETTINGS = EngineSettings("scripted", None, None, (), {}, {})
 CALL = {"width": 64, "dtype": "float32", "batch": 2}
 
