@@ -107,7 +107,9 @@ class Prepared:
     def calls_as_params(self, shape: str | None = None) -> dict[str, Any]:
         """Returns the shapes, or the one of a name, and the sizes that it is made for."""
         shapes = self.kernel.shapes if shape is None else [self.shape(shape)]
-        return {"shapes": [dict(one) for one in shapes], "sizes": list(self.kernel.sizes)}
+        # In one order, however they are written: that changes nothing.
+        in_order = [dict(sorted(one.items())) for one in shapes]
+        return {"shapes": in_order, "sizes": list(self.kernel.sizes)}
 
 
 def from_params(params: Mapping[str, Any], made: Path) -> Prepared:
