@@ -148,7 +148,7 @@ class Project:
         report = f"reports/{self.campaign.name}/index.html"
         gate = f"state/gate/{self.campaign.name}"
         measured = [*self.session_records(), *self.point_records(), *self.profile_records()]
-        return [plan, *self.microbench_records(), *measured, report, gate]
+        return [plan, *self.kernel_records(), *measured, report, gate]
 
     @cached_property
     def due(self) -> set[str]:
@@ -255,6 +255,12 @@ class Project:
         """Returns the record of each kernel that a variant's server is given."""
         kernels = self._prepared.get(variant, [])
         return [str(prepared.published / "published.json") for prepared in kernels]
+
+    def kernel_records(self) -> list[str]:
+        """Returns all that is recorded of the campaign's kernels: what is lost is made again."""
+        kernels = [prepared for kernels in self._prepared.values() for prepared in kernels]
+        made = (record for kernel in kernels for record in kernel.records)
+        return list(dict.fromkeys(map(str, made)))
 
     def microbench_records(self) -> list[str]:
         """Returns the record of each kernel's micro-benchmark."""
@@ -663,7 +669,7 @@ def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
             yield LeverbenchError(
                 f"there is no kernel {name}",
                 where=campaign.file,
-                cure=f"Add kernels/{name}/{MANIFEST}, name another folder in kernels:, or none.",
+                cure=f"Add kernels/{name}/{MANIFEST}, or remove it from tuned:.",
             )
     prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
     for one in prepared:

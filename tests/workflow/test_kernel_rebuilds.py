@@ -134,7 +134,10 @@ def test_a_kernel_that_is_not_there(with_kernel):
     said = with_kernel.snakemake("--dry-run")
 
     assert said.returncode == 0
-    assert "a run would stop: there is no kernel gemm" in said.stdout
+    assert (
+        "a run would stop: config/campaign.yaml: there is no kernel gemm. Add kernels"
+        in said.stdout
+    )
 
 
 # The plan stays what it was.

@@ -76,6 +76,13 @@ class Prepared:
         """The records of what was chosen, one a shape."""
         return [self._tuning(TUNINGS, shape, "json") for shape in self.kernel.shapes]
 
+    @property
+    def records(self) -> list[Path]:
+        """The records of all its jobs."""
+        names = ("verify.json", "published.json", "microbench.json")
+        published = [self.published / name for name in names]
+        return [self.built / "build.json", *self.tunings, *published]
+
     def journal(self, shape: Dimensions) -> Path:
         """Returns where the search of a shape keeps what it has timed."""
         return self._tuning(JOURNALS, shape, "jsonl")
