@@ -101,10 +101,11 @@ def keys_without_description(schema: object, at: str = "") -> list[str]:
     return missing + keys_without_description(more, f"{at}.*")
 
 
-def test_every_key_of_the_campaign_file_is_described():
-    schema = yaml.safe_load((ROOT / "workflow/schemas/campaign.schema.yaml").read_text())
+def test_every_key_of_the_files_that_people_write_is_described():
+    for name in ("campaign", "kernel"):
+        schema = yaml.safe_load((ROOT / f"workflow/schemas/{name}.schema.yaml").read_text())
 
-    assert keys_without_description(schema) == []
+        assert keys_without_description(schema) == []
 
 
 def test_a_lever_may_touch_every_category_of_a_profile_and_no_other():
@@ -114,6 +115,8 @@ def test_a_lever_may_touch_every_category_of_a_profile_and_no_other():
 
     expected = {entry["category"] for entry in categories} | {HOST_CODE}
     assert set(variant["touches"]["items"]["enum"]) == expected
+    kernel = yaml.safe_load((ROOT / "workflow/schemas/kernel.schema.yaml").read_text())
+    assert set(kernel["properties"]["touches"]["items"]["enum"]) == expected
 
 
 def test_the_readme_names_the_two_commands():

@@ -1,3 +1,13 @@
+localrules:
+    kernels,
+
+
+# All of the campaign's kernels, and nothing that they are for.
+rule kernels:
+    input:
+        RUN.kernel_records(),
+
+
 # What is timed of kernels, before anything is served: alone on the machine, as all that is timed.
 rule tune_kernel:
     input:

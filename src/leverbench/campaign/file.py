@@ -325,6 +325,12 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
         settings = written.get(name, {})
         folder = Path(settings.get("path", KERNELS / name))
         if not folder.is_dir():
+            if "path" in settings:
+                raise LeverbenchError(
+                    f"kernels.{name}.path: {folder} is no folder",
+                    where=document.where(("kernels", name, "path")),
+                    cure=f"Without path: it is {KERNELS / name}.",
+                )
             continue
         kernel = read_kernel(folder)
         where = document.where(("kernels", name))

@@ -205,12 +205,16 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
             lever = "+".join(variant.levers) + (" (confounded)" if variant.confounded else "")
             change = f"from {variant.parent}, {lever}: {delta}"
         lines.append(f"  {name:<{width}}  {change}")
-    if campaign.kernels:
+    if any(variant.engine.tuned for variant in campaign.variants.values()):
         lines.append("kernels")
     for kernel in campaign.kernels.values():
         candidates = math.prod(map(len, kernel.parameters.values()))
         at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
         lines.append(f"  {kernel.name}: {candidates} candidates, {len(kernel.shapes)} shapes{at}")
+    unknown = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)
+    lines += [
+        f"  {name}: there is no such kernel" for name in unknown if name not in campaign.kernels
+    ]
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -304,7 +304,7 @@ def _compile(command: Sequence[str], kernel: Kernel, sources: Path) -> list[str]
         where, problem = f"{kernel.folder / match['file']}:{match['line']}", match["said"]
         break
     raise LeverbenchError(
-        f"{Path(command[0]).name} does not build it: {problem}",
+        f"{Path(command[0]).name} does not build it: {problem.rstrip('?.')}",
         where=where,
         cure="\n".join(["Correct what it says:", *shown]),
     )

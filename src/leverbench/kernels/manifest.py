@@ -1,5 +1,6 @@
 """A tunable kernel as data: ``kernels/NAME/kernel.yaml``, its sources and its ``kernel.py``."""
 
+import ast
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,12 @@ from leverbench.records import digest
 MANIFEST = "kernel.yaml"
 # What knows the kernel's tensors: it is imported by the engine's interpreter alone.
 MODULE = "kernel.py"
+
+# What it must define.
+FUNCTIONS = (
+    *("load", "make_inputs", "make_outputs", "run", "fallback", "reference", "odd_shapes"),
+    "serve",
+)
 
 Value = int | str
 Dimensions = Mapping[str, Value]
@@ -88,8 +95,8 @@ class Kernel:
 
     @property
     def space_digest(self) -> str:
-        """Names what is tried: parameters, default and restrictions."""
-        return digest([dict(self.parameters), dict(self.default), self.restrictions])
+        """Names what is tried: parameters, default, restrictions, and what a size is of."""
+        return digest([dict(self.parameters), dict(self.default), self.restrictions, self.size])
 
 
 def shape_name(shape: Dimensions) -> str:
@@ -163,6 +170,7 @@ def _problems(document: Document, folder: Path) -> Iterator[LeverbenchError]:
                 where=str(folder),
                 cure="Add it, or change sources: in kernel.yaml.",
             )
+    yield from _missing_functions(folder / MODULE)
     if data["kernel"] != folder.name:
         yield LeverbenchError(
             f"the kernel is called {data['kernel']}, and its folder {folder.name}",
@@ -203,6 +211,22 @@ def _problems(document: Document, folder: Path) -> Iterator[LeverbenchError]:
             "a name stands for two things among parameters, shapes and sizes",
             where=document.where(),
             cure="Rename one of them.",
+        )
+
+
+def _missing_functions(module: Path) -> Iterator[LeverbenchError]:
+    """Yields what ``kernel.py`` does not define, without importing it: that needs the engine."""
+    try:
+        body = ast.parse(module.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return  # what is missing is told above, and what does not parse when it is built
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    missing = [name for name in FUNCTIONS if name not in defined]
+    if missing:
+        yield LeverbenchError(
+            f"it defines no function {', '.join(missing)}",
+            where=str(module),
+            cure="docs/kernels.md tells what each of them does.",
         )
 
 

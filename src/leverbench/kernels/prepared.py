@@ -21,6 +21,7 @@ from leverbench.kernels.manifest import (
 )
 from leverbench.records import digest
 from leverbench.serving.machine import installed_gpus
+from leverbench.tuning.space import parse_restrictions
 
 RESULTS = Path("results/kernels")
 TUNINGS = Path("results/tuning")
@@ -151,7 +152,11 @@ def prepare(kernel: Kernel, settings: EngineSettings, device: str) -> Prepared:
         kernel: The kernel, as the campaign asks for it.
         settings: The variant's engine.
         device: ``cpu``, or the GPU's name as part of a path.
+
+    Raises:
+        LeverbenchError: A restriction of the kernel is wrong.
     """
+    parse_restrictions(kernel)
     interpreter = EngineSettings(settings.name, None, settings.python, settings.wrapper, {}, {})
     return Prepared(kernel, interpreter, device, toolchain(kernel, interpreter))
 

@@ -250,7 +250,7 @@ class _Call:
                 f"the default cannot be used at {dict(self.dimensions)}:"
                 f" {problem.reason}, {problem.detail}",
                 where=str(self.kernel.folder / MANIFEST),
-                cure="Correct the kernel, or choose another default.",
+                cure="Correct the kernel or its tolerance, or choose another default.",
             ) from None
 
 

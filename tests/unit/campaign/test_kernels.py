@@ -6,6 +6,8 @@ import pytest
 import yaml
 from unit.campaign.campaign_files import HEAD, load, refusal
 
+from leverbench.kernels.manifest import FUNCTIONS
+
 MANIFEST = {
     "kernel": "scale",
     "language": "cpp",
@@ -34,7 +36,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_kernel(folder: Path, **changes: object) -> None:
     folder.mkdir(parents=True)
     (folder / "kernel.yaml").write_text(yaml.safe_dump({**MANIFEST, **changes}))
-    (folder / "kernel.py").touch()
+    (folder / "kernel.py").write_text("".join(f"def {name}(): ...\n" for name in FUNCTIONS))
     (folder / "scale.cpp").touch()
 
 
@@ -70,6 +72,7 @@ def test_a_kernel_whose_folder_is_missing_can_be_planned(kernels):
         ("{scale: {sizes: [0]}}", "kernels.scale.sizes.0: 0 is less than the minimum of 1"),
         ("{scale: {shapes: [{depth: 1}]}}", "{'depth': 1} does not have the dimensions width"),
         ("{scale: {file: x}}", "unknown key 'file'"),
+        ("{scale: {path: kernels/none}}", "kernels.scale.path: kernels/none is no folder"),
     ],
 )
 def test_a_mistake_about_a_kernel_is_one_message(kernels, settings, said):

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from leverbench.kernels.manifest import Kernel, read_kernel
+from leverbench.kernels.manifest import FUNCTIONS, Kernel, read_kernel
 
 MANIFEST: dict[str, Any] = {
     "kernel": "scale",
@@ -27,7 +27,7 @@ def kernel_folder(parent: Path, **changes: Any) -> Path:
     folder = parent / "scale"
     folder.mkdir(exist_ok=True)
     (folder / "kernel.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
-    (folder / "kernel.py").write_text('"""Its tensors."""\n')
+    (folder / "kernel.py").write_text("".join(f"def {name}(): ...\n" for name in FUNCTIONS))
     (folder / "scale.cpp").write_text(SOURCE)
     return folder
 

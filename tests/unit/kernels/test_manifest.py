@@ -118,6 +118,17 @@ def test_a_kernel_without_its_module(tmp_path):
     assert refusal(folder).startswith("scale: kernel.py is missing")
 
 
+def test_a_function_that_kernel_py_lacks_is_named_without_importing_it(tmp_path):
+    folder = kernel_folder(tmp_path)
+    text = (folder / "kernel.py").read_text().replace("def serve(", "def server(")
+    (folder / "kernel.py").write_text(f"import no_such_module\n{text}")
+
+    with pytest.raises(LeverbenchError) as caught:
+        read_kernel(folder)
+
+    assert f"{folder}/kernel.py: it defines no function serve. docs" in str(caught.value)
+
+
 def test_what_is_built_is_named_by_files_flags_hook_and_tolerance(tmp_path):
     def code(**changes: Any) -> str:
         return kernel(tmp_path, **changes).code_digest
