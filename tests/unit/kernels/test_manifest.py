@@ -156,9 +156,10 @@ def test_what_is_tried_is_named_by_parameters_default_and_restrictions(tmp_path)
         space(parameters={"block": [16, 64]}),
         space(default={"block": 32}),
         space(restrictions=["block <= width"]),
+        space(sizes={"lines": [4, 1]}),
     ]
     assert space(shapes=[{"width": 9}], flags=["-O2"]) == space()
-    assert len({space(), *others}) == 4
+    assert len({space(), *others}) == 5
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "kernels").iterdir()), ids=lambda p: p.name)
