@@ -12,7 +12,8 @@ engine's (servers, and what runs in its interpreter beside them) nor training.
     python benchmarks/overhead.py --quick    # one session of two variants
 
 The last line of the output is the figures as JSON: ``wall_ratio``, ``wall_s``, ``peak_pss_mb``, the
-parts in seconds, and how many windows were void: those were measured twice, and count as nothing.
+parts in seconds, and how many windows were void: the machine was disturbed, and they were measured
+twice. Both windows count.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from leverbench.serving.processes import KEEPER_MARK, SERVER_MARK, descendants, marked
 
@@ -76,9 +78,7 @@ def measure(directory: Path, arguments: list[str]) -> dict[str, float]:
         "wall_s": round(wall_s, 1),
         "peak_pss_mb": round(peak_bytes / 1e6, 1),
         **{name: round(seconds, 1) for name, seconds in parts_s.items()},
-        "void_windows": sum(
-            len(path.read_text().splitlines()) for path in project.glob("state/attempts/**/*.jsonl")
-        ),
+        "void_windows": len(void_rows(project)),
     }
 
 
@@ -97,8 +97,8 @@ def spent_s(project: Path, run_dir: Path) -> dict[str, float]:
     for server_id in {server_id for server_id, _ in at}:
         parts["start_s"] += at[server_id, "ready"] - at[server_id, "launch"]
         parts["stop_s"] += at[server_id, "stopped"] - at[server_id, "stop"]
-    for record in project.glob("results/*/*/s*/*/c*.json"):
-        timing_s = json.loads(record.read_text())["timing_s"]
+    points = [json.loads(path.read_text()) for path in project.glob("results/*/*/s*/*/c*.json")]
+    for timing_s in (row["timing_s"] for row in [*points, *void_rows(project)]):
         parts["warm_up_s"] += timing_s["warm_up"] + timing_s["flush"]
         parts["windows_s"] += timing_s["window"]
         parts["answers_s"] += timing_s["agreement"]
@@ -117,6 +117,13 @@ def spent_s(project: Path, run_dir: Path) -> dict[str, float]:
         parts["warm_up_s"] += timing_s["warm_up"]
         parts["profiles_s"] += timing_s["recording"]
     return dict(parts)
+
+
+def void_rows(project: Path) -> list[dict[str, Any]]:
+    """Returns what was measured in vain, because others disturbed the machine."""
+    accounts = project.glob("state/attempts/**/*.jsonl")
+    lines = [line for path in accounts for line in path.read_text().splitlines()]
+    return [row for line in lines if (row := json.loads(line)["row"])]
 
 
 def pipeline_pss_bytes(root: int, run_dir: Path) -> int:

@@ -59,6 +59,16 @@ def run(loaded, inputs, outputs, config):
         time.sleep(1000)
     if fault == 6:
         return
+    if fault == 9:
+        if os.fork():
+            os._exit(0)
+        time.sleep(1000)
+    if fault == 10:
+        for descriptor in range(3, 60):
+            try:
+                os.write(descriptor, b'{"samples_s": [1e-9]} and more' + bytes([10]))
+            except OSError:
+                pass
     print("noise")
     loaded.twice(x.data_ptr(), y.data_ptr(), x.numel(), config["work"])
     if fault == 7:
@@ -91,6 +101,10 @@ FAULTS = {
     6: "wrong-answer",
     7: "wrong-answer",
     8: "wrong-answer",
+    # What it has forked holds its pipes open, and ends with it.
+    9: "crashed",
+    # It takes part in the conversation.
+    10: "raised",
 }
 
 

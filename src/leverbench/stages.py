@@ -39,9 +39,13 @@ def _stage(log: str) -> Iterator[None]:
         sys.exit("leverbench: interrupted")
     except OSError as error:
         if error.errno not in _NO_ROOM:
+            ended = f"failed: {error!r}"
             raise
         ended = f"leverbench: {error.filename or Path.cwd()}: {error.strerror}. {_MAKE_ROOM}"
         sys.exit(ended)
+    except Exception as error:
+        ended = f"failed: {redacted(repr(error))}"
+        raise
     finally:
         with suppress(OSError):
             path.write_text(f"{ended}\nafter {time.monotonic() - began:.1f} s\n")
@@ -79,22 +83,24 @@ def tune_kernel(kernel: Mapping[str, Any], build: str, record: str, log: str) ->
     """Finds the fastest parameters of a kernel for one shape, at each size."""
     with _stage(log):
         from leverbench.kernels.prepared import from_params
+        from leverbench.serving.lease import client_of_run
         from leverbench.tuning.skip import skip_of
         from leverbench.tuning.tune import tune
 
         prepared = from_params(kernel, Path(record))
         (shape,) = prepared.kernel.shapes
         skip = kernel["skip"]
-        tune(
-            prepared.kernel,
-            shape,
-            Path(build).with_name("code"),
-            prepared.settings,
-            prepared.torch_device,
-            prepared.journal(shape),
-            Path(record),
-            skip and skip_of(prepared.kernel, Path(skip["profile"]), skip["floor"]),
-        )
+        with client_of_run(Path.cwd(), measured=True):
+            tune(
+                prepared.kernel,
+                shape,
+                Path(build).with_name("code"),
+                prepared.settings,
+                prepared.torch_device,
+                prepared.journal(shape),
+                Path(record),
+                skip and skip_of(prepared.kernel, Path(skip["profile"]), skip["floor"]),
+            )
 
 
 def verify_kernel(
@@ -108,16 +114,18 @@ def verify_kernel(
     with _stage(log):
         from leverbench.kernels.prepared import from_params
         from leverbench.kernels.verify import require_verified, verify
+        from leverbench.serving.lease import client_of_run
 
         prepared = from_params({**kernel, **calls}, Path(record))
         chosen = [call["config"] for path in tunings for call in _chosen(path)]
-        body = verify(
-            prepared.kernel,
-            prepared.built / "code",
-            chosen,
-            prepared.settings,
-            prepared.torch_device,
-        )
+        with client_of_run(Path.cwd(), measured=False):
+            body = verify(
+                prepared.kernel,
+                prepared.built / "code",
+                chosen,
+                prepared.settings,
+                prepared.torch_device,
+            )
         rejected = Path("state/rejected") / prepared.kernel.name / f"{prepared.code}.json"
         require_verified(prepared.kernel, body, rejected)
         records.write_record(Path(record), body)
@@ -138,17 +146,19 @@ def microbench_kernel(
     """Times a kernel against what it stands in for."""
     with _stage(log):
         from leverbench.kernels.prepared import from_params
+        from leverbench.serving.lease import client_of_run
         from leverbench.tuning.microbench import microbench
 
         prepared = from_params({**kernel, **calls}, Path(record))
-        microbench(
-            prepared.kernel,
-            [Path(path) for path in tunings],
-            prepared.built / "code",
-            prepared.settings,
-            prepared.torch_device,
-            Path(record),
-        )
+        with client_of_run(Path.cwd(), measured=True):
+            microbench(
+                prepared.kernel,
+                [Path(path) for path in tunings],
+                prepared.built / "code",
+                prepared.settings,
+                prepared.torch_device,
+                Path(record),
+            )
 
 
 def publish_kernel(

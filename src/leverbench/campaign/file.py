@@ -356,6 +356,14 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
         found[name] = for_campaign(kernel, settings)
+    for name, variant in variants.items():
+        hooks = [found[kernel].hook for kernel in variant.engine.tuned if kernel in found]
+        if len(set(hooks)) < len(hooks):
+            raise LeverbenchError(
+                f"{name}: two of its kernels stand in for the same function of the engine",
+                where=document.where(("variants", name, "tuned")),
+                cure="Give each its own variant.",
+            )
     return found
 
 

@@ -15,6 +15,10 @@ from leverbench.errors import LeverbenchError
 SCHEMAS = Path(__file__).parents[3] / "workflow" / "schemas"
 
 
+# Where a file of each kind can be seen.
+_EXAMPLES = {"campaign": "config/campaign.yaml", "kernel": "docs/kernels.md"}
+
+
 @cache
 def schema(name: str = "campaign") -> dict[str, Any]:
     """Returns the schema of a campaign file, or another of that name."""
@@ -29,10 +33,10 @@ def check_schema(document: Document, name: str = "campaign") -> None:
     """Raises `LeverbenchError` for the worst thing that the schema of a name has against a file."""
     error = best_match(Draft202012Validator(schema(name)).iter_errors(document.data))
     if error is not None:
-        raise _message(document, error)
+        raise _message(document, error, _EXAMPLES[name])
 
 
-def _message(document: Document, error: ValidationError) -> LeverbenchError:
+def _message(document: Document, error: ValidationError, example: str) -> LeverbenchError:
     keys = tuple(error.absolute_path)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = list(error.schema.get("properties", {}))
@@ -46,7 +50,7 @@ def _message(document: Document, error: ValidationError) -> LeverbenchError:
         keys = (*keys, str(error.instance))
     where, name = document.where(keys), ".".join(map(str, keys))
     if error.validator == "type" and error.validator_value == "object" and error.instance is None:
-        cure = "See config/campaign.yaml."
+        cure = f"See {example}."
         if len(keys) == 2 and keys[0] == "variants":
             cure = "Write {} for a variant that changes nothing."
         return LeverbenchError(f"{name or 'the file'} is empty", where=where, cure=cure)

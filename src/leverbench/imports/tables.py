@@ -2,11 +2,14 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from leverbench.errors import LeverbenchError
+
+# What is above is no count and no figure of a server, and sums of it are none of a float.
+_LARGEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Line:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value <= _LARGEST:
             raise LeverbenchError(
                 f"{column} is {text!r}",
                 where=self.where,
-                cure="Write a number without a unit, or leave the cell empty where it is unknown.",
+                cure=f"Write a number from 0 to {_LARGEST:g}, without a unit, or nothing.",
             )
         return value
 
@@ -94,7 +97,16 @@ def header(path: Path) -> list[str]:
         LeverbenchError: The file is not text that can be read.
     """
     lines = read_text(path).splitlines()
-    return [name.strip() for name in next(csv.reader(lines[:1]), [])]
+    return [name.strip() for name in next(_cells(csv.reader(lines[:1]), path), [])]
+
+
+def _cells(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise LeverbenchError(
+            f"no table ({error})", where=str(path), cure="Write one row a line, in short cells."
+        ) from None
 
 
 def read_lines(path: Path, required: Sequence[str]) -> list[Line]:
@@ -117,7 +129,7 @@ def read_lines(path: Path, required: Sequence[str]) -> list[Line]:
     reader = csv.reader(read_text(path).splitlines())
     next(reader)
     lines = []
-    for cells in reader:
+    for cells in _cells(reader, path):
         where = f"{path}:{reader.line_num}"
         if not any(cell.strip() for cell in cells):
             continue

@@ -197,7 +197,10 @@ def _packages() -> dict[str, str | None]:
 def _compiler(language: str) -> str | None:
     """Returns the command of a language's compiler, its program with its path."""
     name, variable, _ = _COMPILERS[language]
-    program, *words = shlex.split(os.environ.get(variable) or name)
+    try:
+        program, *words = shlex.split(os.environ.get(variable) or name)
+    except ValueError:  # an open quote, or nothing but spaces
+        return None
     found = shutil.which(program)
     if found is None and program == "nvcc":
         found = shutil.which(_NVCC)
@@ -298,7 +301,9 @@ def _compile(command: Sequence[str], kernel: Kernel, sources: Path) -> list[str]
     if done.returncode == 0 and (sources / LIBRARY).exists():
         return said
     first = next((n for n, line in enumerate(said) if _ERROR.search(line)), 0)
-    shown = said[first : first + _LINES_SHOWN] or [f"it ended with {done.returncode}"]
+    shown = said[first : first + _LINES_SHOWN] or [
+        f"it ended with {done.returncode}, without {LIBRARY}"
+    ]
     where, problem = str(kernel.folder), shown[0]
     for match in _located(shown, kernel):
         where, problem = f"{kernel.folder / match['file']}:{match['line']}", match["said"]

@@ -154,9 +154,15 @@ def prepare(kernel: Kernel, settings: EngineSettings, device: str) -> Prepared:
         device: ``cpu``, or the GPU's name as part of a path.
 
     Raises:
-        LeverbenchError: A restriction of the kernel is wrong.
+        LeverbenchError: A restriction of the kernel is wrong, or two of its shapes look alike.
     """
     parse_restrictions(kernel)
+    if len({shape_name(shape) for shape in kernel.shapes}) < len(kernel.shapes):
+        raise LeverbenchError(
+            "two shapes have the same name, as part of a path",
+            where=str(kernel.folder),
+            cure="Remove one, or rename a dimension.",
+        )
     interpreter = EngineSettings(settings.name, None, settings.python, settings.wrapper, {}, {})
     return Prepared(kernel, interpreter, device, toolchain(kernel, interpreter))
 

@@ -94,6 +94,12 @@ def read_published(folder: Path) -> Published:
     """
     record = records.read_record(folder / RECORD)
     plugin = folder / PLUGIN
+    if not {"files", "kernel", "digest", "module", "hook"} <= record.keys():
+        raise LeverbenchError(
+            "not the record of a published kernel",
+            where=str(folder / RECORD),
+            cure="Delete it and run again: it is published anew.",
+        )
     for name, expected in record["files"].items():
         path = plugin / name
         if not path.is_file() or _sha256(path) != expected:

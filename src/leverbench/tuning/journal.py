@@ -34,6 +34,10 @@ class Step:
         return {"call": dict(self.call), "candidate": dict(self.candidate), "step": self.name}
 
 
+# A line has one of them.
+_RESULTS = {"samples_s", "incumbent_s", "invalid"}
+
+
 class Journal:
     """A file of JSON lines that only grows: a header, then a line for each step that is done.
 
@@ -96,6 +100,10 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise LeverbenchError(
+            f"unreadable ({error.strerror})", where=str(path), cure="Move what is there away."
+        ) from None
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         with path.open("r+b") as file:
@@ -104,6 +112,8 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         for place, line in enumerate(lines):
             _ = _key(line) if place else line["kind"]
+            if place and not _RESULTS & line.keys():
+                raise KeyError("no result")
     except (ValueError, TypeError, KeyError) as error:
         raise LeverbenchError(
             f"the journal is damaged ({error!r})",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leverbench.analysis.ceilings import ceiling
+from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Kernel
 from leverbench.records import read_record
 from leverbench.serving.failures import Outcome
@@ -46,12 +47,21 @@ def skip_of(kernel: Kernel, summary: Path, floor: float) -> Skip | None:
         floor: The smallest gain that can be told from noise.
 
     Raises:
-        LeverbenchError: The record is missing or unreadable.
+        LeverbenchError: The record is missing, unreadable, or not a profile's.
     """
     profile = read_record(summary)
-    if not kernel.touches or profile["outcome"] != Outcome.PROFILED:
-        return None
-    shares = {part["category"]: part["share"] for part in profile["categories"]}
-    # A category that the profile does not have took no time in it.
-    share = sum(shares.get(category, 0.0) for category in kernel.touches)
+    try:
+        if not kernel.touches or profile["outcome"] != Outcome.PROFILED:
+            return None
+        shares = {part["category"]: float(part["share"]) for part in profile["categories"]}
+        # A category that the profile does not have took no time in it.
+        share = sum(shares.get(category, 0.0) for category in kernel.touches)
+        if not 0 <= share <= 1:
+            raise ValueError(f"a share of {share}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise LeverbenchError(
+            f"no record of a profile ({error!r})",
+            where=str(summary),
+            cure="Let skip_by: name the summary.json of a profile.",
+        ) from None
     return Skip(share, floor, str(summary))

@@ -92,6 +92,10 @@ def make_space(kernel: Kernel, dimensions: Dimensions) -> Space:
     return Space((default, *others), len(products) - len(kept))
 
 
+# Their values are found by recursion.
+_MOST_NODES = 300
+
+
 def parse_restrictions(kernel: Kernel) -> list[ast.expr]:
     """Returns a kernel's restrictions as syntax trees in which every name is known.
 
@@ -104,8 +108,10 @@ def parse_restrictions(kernel: Kernel) -> list[ast.expr]:
     for place, text in enumerate(kernel.restrictions):
         try:
             tree = ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise _mistake(kernel, place, "it is no expression", _CURE) from None
+        if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+            raise _mistake(kernel, place, "it is too long", "Write several shorter ones.")
         for node in ast.walk(tree):
             if not _is_allowed(node):
                 raise _mistake(kernel, place, f"{ast.unparse(node)} is not allowed", _CURE)

@@ -22,6 +22,7 @@ LIMIT_S = 120.0
 # A cold import of torch takes minutes on a busy disk.
 _START_LIMIT_S = 600.0
 _END_LIMIT_S = 5.0
+_LOOK_S = 0.5
 
 
 class Timer(Protocol):
@@ -113,6 +114,10 @@ class Worker:
             self._stop()
             detail = f"no answer within {self._limit_s:g} s"
             raise InvalidCandidate(Invalid.TIMED_OUT, detail) from None
+        except ValueError as error:
+            self._stop()
+            detail = f"it writes among the answers of its process ({error})"
+            raise InvalidCandidate(Invalid.RAISED, detail) from None
         if answer is None:
             raise InvalidCandidate(Invalid.CRASHED, self._last_words(process))
         if "ended" in answer:
@@ -120,6 +125,8 @@ class Worker:
         if "invalid" in answer:
             raise InvalidCandidate(Invalid(answer["invalid"]), answer["detail"])
         samples_s: list[float] = answer["samples_s"]
+        if min(samples_s) <= 0:
+            raise InvalidCandidate(Invalid.RAISED, "its calls took no time: is the clock changed?")
         return samples_s
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -137,6 +144,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._messages,
                 bufsize=0,
+                start_new_session=True,  # so that what a kernel forks ends with it
             )
             if _ask(process, self._setup, _START_LIMIT_S) is not None:
                 return process
@@ -165,7 +173,8 @@ class Worker:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             with process:  # closes the pipes: behind a wrapper, that is what the process sees
                 pass
 
@@ -177,6 +186,7 @@ def _ask(
 
     Raises:
         TimeoutError: There is none in time.
+        ValueError: It is none.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -184,11 +194,18 @@ def _ask(
         process.stdin.write(json.dumps(request).encode() + b"\n")
     line, until = b"", time.monotonic() + limit_s
     while not line.endswith(b"\n"):
-        if not select.select([process.stdout], [], [], max(0, until - time.monotonic()))[0]:
-            raise TimeoutError
+        # What it has forked may hold the pipe open.
+        if not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            if process.poll() is not None:
+                return None
+            if time.monotonic() > until:
+                raise TimeoutError
+            continue
         part = os.read(process.stdout.fileno(), 1 << 16)
         if not part:
             return None
         line += part
     answer: dict[str, Any] = json.loads(line)
+    if not isinstance(answer, dict) or not {"ready", "invalid", "samples_s"} & answer.keys():
+        raise ValueError(line[:80])
     return answer

@@ -6,7 +6,9 @@ import pytest
 import yaml
 from unit.campaign.campaign_files import HEAD, load, refusal
 
+from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import FUNCTIONS
+from leverbench.kernels.prepared import prepared_kernels
 
 MANIFEST = {
     "kernel": "scale",
@@ -93,3 +95,20 @@ def test_sizes_of_a_kernel_whose_calls_are_all_alike_are_refused(kernels):
     head = HEAD + "kernels: {scale: {path: fixed/scale, sizes: [1]}}\n"
 
     assert "no dimension of it varies from call to call" in refusal(kernels.parent, VARIANTS, head)
+
+
+def test_two_kernels_of_a_variant_cannot_stand_in_for_one_function(kernels):
+    write_kernel(kernels / "other", kernel="other")
+    variants = "a: {}\nb: {from: a, levers: [scale, other], tuned: [scale, other]}\n"
+
+    said = refusal(kernels.parent, variants)
+
+    assert "c.yaml:7: b: two of its kernels stand in for the same function" in said
+
+
+def test_shapes_that_would_share_a_record_are_refused(kernels):
+    shapes = "[{width: 11}, {width: '1_1'}]"
+    campaign = load(kernels.parent, VARIANTS, HEAD + f"kernels: {{scale: {{shapes: {shapes}}}}}\n")
+
+    with pytest.raises(LeverbenchError, match="two shapes have the same name"):
+        prepared_kernels(campaign)

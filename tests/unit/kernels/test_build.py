@@ -153,6 +153,13 @@ def test_no_compiler_is_said_when_it_is_needed(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("words", ['g++ "open', " "])
+def test_what_is_no_command_is_no_compiler(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("CXX", words)
+
+    assert toolchain(kernel(tmp_path), ENGINE).compiler is None
+
+
 def test_the_compiler_s_command_may_have_words(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "env g++")
     record = built(kernel(tmp_path), tmp_path / "out")

@@ -89,7 +89,9 @@ def test_a_foreign_journal_is_set_aside(tmp_path, capfd):
     assert aside.name in told
 
 
-@pytest.mark.parametrize("damage", ["no json\n", '{"call": 1}\n', "3\n"])
+@pytest.mark.parametrize(
+    "damage", ["no json\n", '{"call": 1}\n', "3\n", '{"call": 1, "candidate": 1, "step": 1}\n']
+)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_damaged_journal_is_told(tmp_path, damage, first):
     path = tmp_path / "journal.jsonl"

@@ -57,6 +57,8 @@ def test_every_restriction_is_to_be_met(tmp_path):
         ("dtype > 3", "it cannot be told at"),
         ("dtype * 2 == 1", "float32 is no number"),
         ("work // fault > 1", "division"),
+        (" + ".join(["work"] * 2000) + " > 1", "it is too long"),
+        ("-" * 90_000 + "1", "it is no expression"),
         ("work < 30", "the default does not meet it at cores="),
     ],
 )

@@ -237,3 +237,20 @@ def test_an_interpreter_that_is_not_there_is_told(tmp_path):
 
     assert "/no/such/python cannot load the kernel: [Errno 2]" in str(caught.value)
     assert not paths[1].exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"outcome": "profiled"},
+        {"outcome": "profiled", "categories": [{"category": "attention", "share": "x"}]},
+        {"outcome": "profiled", "categories": [{"category": "attention", "share": -3}]},
+        {"outcome": "profiled", "categories": [{"category": "attention", "share": 7}]},
+    ],
+)
+def test_what_is_no_profile_is_told(tmp_path, content):
+    write_record(tmp_path / "summary.json", content)
+
+    with pytest.raises(LeverbenchError, match="no record of a profile"):
+        skip_of(write_kernel(tmp_path, [20]), tmp_path / "summary.json", 0.03)
