@@ -302,7 +302,7 @@ def _compile(command: Sequence[str], kernel: Kernel, sources: Path) -> list[str]
         return said
     first = next((n for n, line in enumerate(said) if _ERROR.search(line)), 0)
     shown = said[first : first + _LINES_SHOWN] or [
-        f"it ended with {done.returncode}, without {LIBRARY}"
+        f"it ended with {done.returncode}" if done.returncode else f"it made no {LIBRARY}"
     ]
     where, problem = str(kernel.folder), shown[0]
     for match in _located(shown, kernel):
