@@ -99,7 +99,7 @@ class Case:
         dimensions: Of the call.
         config: A value of each parameter.
         data: ``random``, ``other`` (random, at the same addresses), ``zeros`` (each floating
-            input), ``large`` (times 8), ``small`` (by 8), or where the tensors lay.
+            input), ``large`` (times 8), ``small`` (divided by 8), or where the tensors lay.
         seed: Of the inputs.
         faults: A detail for each `Rejection` seen; empty where all is right.
         largest_error: The largest ``|result - reference|``; None where it is not finite.
