@@ -147,12 +147,12 @@ def test_another_version_of_the_engine(project):
     assert f"leverbench: a run would stop: config/campaign.yaml: {lacking}" in said.stdout
 
 
-def test_tuned_files_that_nobody_makes(project):
+def test_a_kernel_that_is_not_there(project):
     variants = project.campaign()["variants"]
     variants["tuned"] = {"from": "baseline", "lever": "gemm", "tuned": ["w8a8-block-fp8"]}
     project.change(variants=variants)
 
-    assert "variant tuned: this version makes no tuned files" in message(project.snakemake())
+    assert "there is no kernel w8a8-block-fp8" in message(project.snakemake())
 
 
 @pytest.mark.parametrize("path", ["plan.json", "threads/s1/server.json"])
