@@ -97,6 +97,7 @@ def test_a_variant_that_changes_answers_is_flagged(scripted):
     assert "<b>3</b>" not in page
 
 
+@pytest.mark.long
 def test_recovery_from_too_little_memory(scripted):
     engine = scripted.campaign()["engine"]
     engine["env"] |= {"SCRIPT_END": OUT_OF_MEMORY, "SCRIPT_MEMORY": "0.5"}
@@ -172,6 +173,7 @@ def test_a_point_again_takes_the_recovered_server(scripted):
     assert f"{target}: unreadable record" in said.stdout
 
 
+@pytest.mark.long
 def test_one_job_a_session_makes_the_usual_files(scripted):
     scripted.change(
         variants={"baseline": {}, "slow": {"from": "baseline", "env": env(step_s=0.04)}}
@@ -198,6 +200,7 @@ def test_one_job_a_session_makes_the_usual_files(scripted):
     assert left_behind(scripted) == {}
 
 
+@pytest.mark.long
 def test_two_sessions_at_once_on_one_folder(scripted):
     scripted.change(
         variants={"baseline": {}, "slow": {"from": "baseline", "env": env(step_s=0.04)}},
