@@ -226,9 +226,13 @@ class Project:
     def _prepared(self) -> dict[str, list[Prepared]]:
         return prepared_kernels(self.campaign)
 
+    @property
+    def _kernels(self) -> Iterator[Prepared]:
+        return (prepared for kernels in self._prepared.values() for prepared in kernels)
+
     def prepared(self, kernel: str, code: str) -> Prepared:
         """Returns a kernel by its name and the build's, or by what is tried (``space``)."""
-        for prepared in (one for kernels in self._prepared.values() for one in kernels):
+        for prepared in self._kernels:
             if prepared.kernel.name == kernel and code in (prepared.code, prepared.space):
                 return prepared
         _exit(
@@ -248,7 +252,7 @@ class Project:
 
     def launch_slice(self, variant: str, session: int) -> Launch:
         """Returns what a session's server depends on."""
-        kernels = {one.kernel.name: str(one.published) for one in self._prepared.get(variant, ())}
+        kernels = self.plan["variants"][variant].get("kernels")
         return launch_slice(self.campaign, variant, session, kernels)
 
     def published_records(self, variant: str) -> list[str]:
@@ -258,14 +262,12 @@ class Project:
 
     def kernel_records(self) -> list[str]:
         """Returns all that is recorded of the campaign's kernels: what is lost is made again."""
-        kernels = [prepared for kernels in self._prepared.values() for prepared in kernels]
-        made = (record for kernel in kernels for record in kernel.records)
+        made = (record for kernel in self._kernels for record in kernel.records)
         return list(dict.fromkeys(map(str, made)))
 
     def microbench_records(self) -> list[str]:
         """Returns the record of each kernel's micro-benchmark."""
-        kernels = [prepared for kernels in self._prepared.values() for prepared in kernels]
-        return list(dict.fromkeys(str(one.published / "microbench.json") for one in kernels))
+        return list(dict.fromkeys(str(one.published / "microbench.json") for one in self._kernels))
 
     @property
     def _chosen(self) -> Campaign:

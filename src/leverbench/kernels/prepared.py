@@ -104,7 +104,6 @@ class Prepared:
     def as_params(self) -> dict[str, Any]:
         """Returns what a job needs to find it again: no more, so that no other change runs it."""
         return {
-            "name": self.kernel.name,
             "folder": str(self.kernel.folder),
             "device": self.device,
             "engine": self.settings.name,
