@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.analysis.ceilings import Ceiling
-from leverbench.campaign.document import read_document
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.manifest import MANIFEST, Candidate, Dimensions
+from leverbench.kernels.manifest import Candidate, Dimensions
 from leverbench.records import read_record
 
 
@@ -199,7 +198,7 @@ def new_kernels(
 def read_kernels(plan: Mapping[str, Any], project: Path) -> dict[str, KernelResults]:
     """Reads what is known of a plan's kernels, by the folders that they are published in.
 
-    One that is not built yet is left out.
+    One of which the plan tells nothing is left out.
 
     Args:
         plan: The campaign's plan.
@@ -214,19 +213,15 @@ def read_kernels(plan: Mapping[str, Any], project: Path) -> dict[str, KernelResu
         for name, folder in variant.get("kernels", {}).items()
     }
     return {
-        folder: _read_kernel(name, project, Path(folder))
+        folder: _read_kernel(name, plan["kernels"][name], project, Path(folder))
         for folder, name in folders.items()
-        if _manifest(project, Path(folder)).exists()
+        if name in plan.get("kernels", {})
     }
 
 
-def _manifest(project: Path, folder: Path) -> Path:
-    """Returns the manifest that a kernel was built by: publications lie beside the build."""
-    return project / folder.parent / "code" / MANIFEST
-
-
-def _read_kernel(name: str, project: Path, folder: Path) -> KernelResults:
-    manifest = read_document(_manifest(project, folder)).data
+def _read_kernel(
+    name: str, planned: Mapping[str, Any], project: Path, folder: Path
+) -> KernelResults:
     calls, tunings = [], []
     path = project / folder / "microbench.json"
     try:
@@ -244,8 +239,8 @@ def _read_kernel(name: str, project: Path, folder: Path) -> KernelResults:
         ) from None
     return KernelResults(
         name=name,
-        touches=tuple(manifest.get("touches", ())),
-        size=next(iter(manifest.get("sizes", ())), None),
+        touches=tuple(planned["touches"]),
+        size=planned["size"],
         calls=tuple(calls),
         tunings=tuple(tunings),
     )

@@ -146,6 +146,17 @@ def plan_record(
             for name, variant in campaign.variants.items()
         },
         "order": [list(session) for session in order],
+        # What is known of the kernels beside what their builds are named by.
+        **(
+            {
+                "kernels": {
+                    name: {"touches": list(kernel.touches), "size": kernel.size}
+                    for name, kernel in campaign.kernels.items()
+                }
+            }
+            if campaign.kernels
+            else {}
+        ),
     }
 
 

@@ -190,9 +190,9 @@ class FakeCampaign:
         """Gives a variant's servers a kernel: with a micro-benchmark and one shape's tuning."""
         built = f"results/kernels/{name}/{'c' * 16}"
         folder, tuning = f"{built}/{'d' * 16}", f"results/tuning/{name}/cpu/x/heads4.json"
-        manifest = self.root / built / "code" / "kernel.yaml"
-        manifest.parent.mkdir(parents=True, exist_ok=True)
-        manifest.write_text(json.dumps({"touches": touches, "sizes": {"batch": "ladder"}}))
+        planned = read_record(self.plan).get("kernels", {})
+        about = {"touches": list(touches), "size": "batch"}
+        self.alter(self.plan, kernels={**planned, name: about})
         write_record(self.root / folder / "microbench.json", {"kind": "microbench", "calls": calls})
         write_record(self.root / folder / "published.json", {"tunings": [tuning]})
         write_record(self.root / tuning, {"kind": "tuning", **tuned})
