@@ -22,6 +22,7 @@ from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import lacking_compiler
 from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
+from leverbench.kernels.shapes import differences, lookups, unknown_shapes, with_shapes
 from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
@@ -43,7 +44,9 @@ DEFAULT_CAMPAIGN = "config/campaign.yaml"
 _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 
 # Rules whose jobs need the engine, the model and the machine to themselves.
-_MEASURING = frozenset({"serve", "bench", "profile", "tune_kernel", "microbench_kernel"})
+_MEASURING = frozenset(
+    {"serve", "bench", "profile", "tune_kernel", "microbench_kernel", "discover_shapes"}
+)
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
@@ -136,8 +139,11 @@ class Project:
         """Returns the files that a whole run makes.
 
         With ``only`` the points and profiles of those variants; else also analysis, report and
-        gate, which passes once and then has nothing to do.
+        gate, which passes once and then has nothing to do. Where a kernel's shapes are to be
+        discovered, only that: the run starts again then.
         """
+        if self.lookups:
+            return list(self.lookups)
         plan = f"results/{self.campaign.name}/plan.json"
         if self.campaign.execution == "session":
             finish = [] if self.only else [f"state/sessions/{self.campaign.name}.finished"]
@@ -243,6 +249,24 @@ class Project:
             )
         )
 
+    @cached_property
+    def lookups(self) -> Mapping[str, Launch]:
+        """The launches that show shapes which are not known yet, by the path of the record."""
+        return lookups(self.campaign)
+
+    def lookup(self, kernel: str, name: str) -> Launch:
+        """Returns the launch that shows shapes of a kernel, by the name of its record."""
+        for path, launch in self.lookups.items():
+            if Path(path).stem == name and Path(path).parts[-3] == kernel:
+                return launch
+        _exit(
+            LeverbenchError(
+                f"no server of the campaign looks up {kernel} of {name}",
+                where=self.campaign.file,
+                cure="Say shapes: discover; the plan names what is looked up.",
+            )
+        )
+
     def skip_params(self, kernel: str) -> dict[str, Any] | None:
         """Returns the profile that tells whether tuning a kernel can be worth it, or None."""
         profile = self.campaign.skip.get(kernel)
@@ -333,7 +357,8 @@ class Project:
     def describe(self) -> str:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
-        return describe(self.campaign, self.order, self.directory / HISTORY, measured)
+        told = describe(self.campaign, self.order, self.directory / HISTORY, measured)
+        return "\n".join([told, *differences(self.campaign)])
 
     def end(self, *, failed: bool, again: Callable[[], None] | None) -> None:
         """Ends the server that this run kept, and says where the report is.
@@ -347,6 +372,9 @@ class Project:
                 to make a part of the campaign only.
         """
         stop_now(self.directory)
+        if again is not None and not failed and self.lookups:
+            print("leverbench: the shapes are known now", file=sys.stderr, flush=True)
+            again()
         settled = self.campaign.until is None or (failed and not self._only_gate_failed())
         if again is not None and not settled and self._grows():
             last = max(session for _, session in self.order)
@@ -531,8 +559,8 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
     if file.is_absolute() and file.is_relative_to(directory.resolve()):
         # One name for a file, however it is written.
         file = file.relative_to(directory.resolve())
-    campaign = load_campaign(
-        file, overrides, lambda engine, key: get_engine(engine).lever_family(key)
+    campaign = with_shapes(
+        load_campaign(file, overrides, lambda engine, key: get_engine(engine).lever_family(key))
     )
     only = tuple(str(config["only"]).split(",")) if "only" in config else ()
     for name in only:
@@ -667,12 +695,13 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
 
 def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
     for name in dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned):
-        if name not in campaign.kernels:
+        if name not in campaign.kernels and name not in campaign.unshaped:
             yield LeverbenchError(
                 f"there is no kernel {name}",
                 where=campaign.file,
                 cure=f"Add kernels/{name}/{MANIFEST}, or remove it from tuned:.",
             )
+    yield from unknown_shapes(campaign)
     prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
     for one in prepared:
         if one.toolchain.compiler is None and one.kernel.language != "triton":

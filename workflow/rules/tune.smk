@@ -8,6 +8,25 @@ rule kernels:
         RUN.kernel_records(),
 
 
+# A server is launched once, and its log tells what it looks tuned files up for.
+rule discover_shapes:
+    output:
+        record="results/tuning/{kernel}/shapes/{lookup}.json",
+    log:
+        "logs/tuning/{kernel}/shapes/{lookup}.log",
+    priority: 1_000_000
+    conda:
+        "../../envs/leverbench.yaml"
+    threads: workflow.cores or 1
+    resources:
+        **PATIENCE,
+        measure=1,
+    params:
+        launch=lookup_params,
+    script:
+        "../scripts/discover_shapes.py"
+
+
 # What is timed of kernels, before anything is served: alone on the machine, as all that is timed.
 rule tune_kernel:
     input:

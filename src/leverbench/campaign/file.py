@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -72,6 +73,8 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         )
     model, topology = data.get("model", {}), data.get("topology", {})
     token_ids = model.get("token_ids")
+    kernels = _kernels(document, variants)
+    shapes_from = _shapes_from(document, kernels)
     return Campaign(
         name=data["campaign"],
         file=str(path),
@@ -80,6 +83,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         model_path=model.get("path"),
         token_ids=(token_ids[0], token_ids[1]) if token_ids else None,
         prepare=model.get("prepare"),
+        model_config=model.get("config"),
         gpus=topology.get("gpus", 0),
         device=topology.get("device"),
         variants=variants,
@@ -96,7 +100,9 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         equal_within=data.get("equal_within", DEFAULT_EQUAL_WITHIN),
         goodput=Goodput(**data["goodput"]) if "goodput" in data else None,
         recovery=_recovery(document),
-        kernels=_kernels(document, variants),
+        kernels={name: kernel for name, kernel in kernels.items() if name not in shapes_from},
+        unshaped={name: kernels[name] for name in shapes_from},
+        shapes_from=shapes_from,
         skip={
             name: settings["skip_by"]
             for name, settings in data.get("kernels", {}).items()
@@ -347,7 +353,17 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 where=where,
                 cure=f"Remove it: {folder}/kernel.yaml names no sizes.",
             )
-        for shape in settings.get("shapes", ()):
+        shapes = settings.get("shapes", ())
+        if isinstance(shapes, str):
+            if kernel.configs is None:
+                raise LeverbenchError(
+                    f"kernels.{name}.shapes: {shapes} is for kernels of the engine's own",
+                    where=where,
+                    cure="List them, or leave it to the kernel's manifest.",
+                )
+            settings = {key: value for key, value in settings.items() if key != "shapes"}
+            shapes = ()
+        for shape in shapes:
             if shape.keys() != kernel.shapes[0].keys():
                 raise LeverbenchError(
                     f"kernels.{name}.shapes: {shape} does not have the dimensions"
@@ -356,6 +372,8 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
         found[name] = for_campaign(kernel, settings)
+        if kernel.configs is not None and "sizes" not in settings:
+            found[name] = replace(found[name], sizes=())
     for name, variant in variants.items():
         hooks = [found[kernel].hook for kernel in variant.engine.tuned if kernel in found]
         if len(set(hooks)) < len(hooks):
@@ -365,6 +383,16 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 cure="Give each its own variant.",
             )
     return found
+
+
+def _shapes_from(document: Document, kernels: Mapping[str, Kernel]) -> dict[str, str]:
+    """Returns where the shapes of the engine's own kernels come from."""
+    asked = {
+        name: document.data.get("kernels", {}).get(name, {}).get("shapes", "model")
+        for name, kernel in kernels.items()
+        if kernel.configs is not None
+    }
+    return {name: one if isinstance(one, str) else "list" for name, one in asked.items()}
 
 
 def _recovery(document: Document) -> dict[str, tuple[RecoveryStep, ...]]:
