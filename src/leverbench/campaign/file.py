@@ -375,8 +375,8 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
         if kernel.configs is not None and "sizes" not in settings:
             found[name] = replace(found[name], sizes=())
     for name, variant in variants.items():
-        hooks = [found[kernel].hook for kernel in variant.engine.tuned if kernel in found]
-        if len(set(hooks)) < len(hooks):
+        replaced = [found[kernel].replaces for kernel in variant.engine.tuned if kernel in found]
+        if len(set(replaced)) < len(replaced):
             raise LeverbenchError(
                 f"{name}: two of its kernels stand in for the same function of the engine",
                 where=document.where(("variants", name, "tuned")),

@@ -16,6 +16,7 @@ from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import MANIFEST, Candidate, Dimensions, Kernel
 from leverbench.serving.failures import now
 from leverbench.serving.machine import machine_fingerprint, require_gpus
+from leverbench.tuning.gpu import Gpu, first_gpu
 from leverbench.tuning.invalid import Invalid, InvalidCandidate
 from leverbench.tuning.journal import Journal, Step
 from leverbench.tuning.race import Rounds, Verdict, judge, run_race
@@ -89,12 +90,14 @@ class Tuned:
         candidates: How many there are, over all calls.
         timed: How many of them were timed.
         invalid: How many are invalid, by reason.
+        restricted: How many of them were not tried, by the restriction that they do not meet.
     """
 
     chosen: list[Chosen]
     candidates: int = 0
     timed: int = 0
     invalid: Counter[Invalid] = field(default_factory=Counter)
+    restricted: Counter[str] = field(default_factory=Counter)
 
 
 def tune(
@@ -130,7 +133,8 @@ def tune(
     why = skip.reason if skip is not None else None
     if why is None:
         with Worker(kernel, code, settings, device) as worker:
-            tuned = tune_calls(kernel, shape, worker, Journal(journal, about))
+            gpu = None if device == "cpu" else first_gpu()
+            tuned = tune_calls(kernel, shape, worker, Journal(journal, about), gpu)
     else:
         calls = kernel.calls(shape)
         tuned = Tuned([_chosen(kernel, call, None, None, None) for call in calls])
@@ -146,6 +150,7 @@ def tune(
             "candidates": tuned.candidates,
             "timed": tuned.timed,
             "invalid": {str(reason): count for reason, count in sorted(tuned.invalid.items())},
+            "restricted": dict(tuned.restricted),
             "started_at": started_at,
             "ended_at": now(),
             "seconds": round(time.monotonic() - began, 3),
@@ -179,8 +184,17 @@ def what_is_timed(kernel: Kernel, code: Path, device: str) -> dict[str, Any]:
     }
 
 
-def tune_calls(kernel: Kernel, shape: Dimensions, timer: Timer, journal: Journal) -> Tuned:
+def tune_calls(
+    kernel: Kernel, shape: Dimensions, timer: Timer, journal: Journal, gpu: Gpu | None = None
+) -> Tuned:
     """Returns what is chosen for each call of a shape.
+
+    Args:
+        kernel: The kernel.
+        shape: One of its shapes.
+        timer: Times its calls.
+        journal: What is measured, as it is measured.
+        gpu: The GPU that it is called on; None for the CPU, or where it is not known.
 
     Raises:
         LeverbenchError: A restriction is wrong, or the default cannot be used.
@@ -188,12 +202,14 @@ def tune_calls(kernel: Kernel, shape: Dimensions, timer: Timer, journal: Journal
     tuned = Tuned([])
     for dimensions in kernel.calls(shape):
         call = _Call(kernel, dimensions, timer, journal)
-        space = make_space(kernel, dimensions)
+        space = make_space(kernel, dimensions, gpu)
         found = halve(space.candidates, call.measure)
-        tuned.candidates += len(space.candidates) + space.restricted
+        refused = sum(space.restricted.values())
+        tuned.candidates += len(space.candidates) + refused
         tuned.timed += sum(median is not None for median in found.medians_s)
-        if space.restricted:
-            tuned.invalid[Invalid.RESTRICTED] += space.restricted
+        tuned.restricted.update(space.restricted)
+        if refused:
+            tuned.invalid[Invalid.RESTRICTED] += refused
         tuned.invalid += found.invalid
         raced, verdict = None, None
         # The default comes first among the candidates: who is slower than it is not raced.
