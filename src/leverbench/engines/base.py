@@ -196,6 +196,25 @@ class Engine(Api, Protocol):
         """Returns the line of a server's log that tells why a plugin is not in force, or None."""
         ...
 
+    def write_tuned(
+        self, folder: Path, kernel: str, device: str, chosen: Sequence[Mapping[str, Any]]
+    ) -> list[Path]:
+        """Writes what was chosen for one of the engine's own kernels in the engine's format.
+
+        Args:
+            folder: Where.
+            kernel: The name of the kernel.
+            device: The GPU, as torch names it.
+            chosen: ``{"dimensions": {...}, "config": {...}}`` of each call.
+
+        Returns:
+            The files, one a shape.
+
+        Raises:
+            LeverbenchError: The engine reads no files for this kernel, or could not use a config.
+        """
+        ...
+
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache, waiting until no request runs; raises `NoAnswer`."""
         ...

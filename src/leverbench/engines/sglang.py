@@ -20,6 +20,7 @@ from typing import Any
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.engines.base import Address, Answer, AppliedLever, EngineIdentity, NoAnswer
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
+from leverbench.engines.sglang_configs import Block, Config, write_configs
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -54,6 +55,9 @@ _OUT_OF_MEMORY = re.compile(
 
 # <profile id>-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; the id is the time.
 _TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
+
+# The kernel that is the engine's own, and reads what is chosen for it from files.
+_FP8_BLOCK_GEMM = "w8a8-block-fp8"
 
 # A name that no plugin has, for servers that are to load none.
 _NO_PLUGIN = "leverbench-none"
@@ -287,6 +291,34 @@ class SGLang:
             if match := re.search(rf"({pattern})\n{_TRACEBACK}", log):
                 return f"{match[1]}: {match['raised']}"
         return None
+
+    def write_tuned(
+        self, folder: Path, kernel: str, device: str, chosen: Sequence[Mapping[str, Any]]
+    ) -> list[Path]:
+        """Writes the FP8 block GEMM's files, which SGLang looks for in its ``configs`` folders."""
+        if kernel != _FP8_BLOCK_GEMM:
+            raise LeverbenchError(
+                f"SGLang reads no tuned files for the kernel {kernel}, only for {_FP8_BLOCK_GEMM}",
+                cure="What was chosen for it is in the plugin that is published for servers.",
+            )
+        by_block: dict[Block, dict[tuple[int, int], dict[int, Config]]] = {}
+        try:
+            for call in chosen:
+                at = call["dimensions"]
+                # Without a block of its own a shape has that of the DeepSeek and Qwen3 models.
+                block = int(at.get("block_n", 128)), int(at.get("block_k", 128))
+                shapes = by_block.setdefault(block, {})
+                by_m = shapes.setdefault((int(at["N"]), int(at["K"])), {})
+                by_m[int(at["M"])] = call["config"]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LeverbenchError(
+                f"a call of {kernel} has the dimensions N, K and M ({error!r})",
+                cure="Delete its tuning records and run again: they are made anew.",
+            ) from None
+        paths = []
+        for block, shapes in sorted(by_block.items()):
+            paths += write_configs(folder, device, block, shapes)
+        return paths
 
     def endpoint(self, at: Address) -> _GenerateEndpoint:
         """Returns the native ``/generate`` endpoint."""
