@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from leverbench.engines.base import FileProof
+from leverbench.tuning.shapes import LookedUp
+
 _FILE_NAME = (
     r"N=(?P<n>\d+),K=(?P<k>\d+),device_name=(?P<device>[^,/]*),dtype=(?P<dtype>\w+)"
     r",block_shape=\[(?P<block_n>\d+), (?P<block_k>\d+)\]\.json"
@@ -43,31 +46,6 @@ class Source(StrEnum):
     OURS = "our file"
     ENGINE_FILE = "the engine's own file"
     DEFAULT = "the engine's default"
-
-
-@dataclass(frozen=True)
-class LookedUp:
-    """A lookup by the engine itself.
-
-    Attributes:
-        n: Rows of the weight: N.
-        k: Its columns: K.
-        device: Name of the device, as in file names.
-        block: Rows and columns of a block with one scale.
-        dtype: As in file names.
-        hit: Whether there was a file.
-        path: The file that it looked for.
-        rank: Such as ``TP0`` or ``DP1_TP0``; None in a server of one rank.
-    """
-
-    n: int
-    k: int
-    device: str
-    block: tuple[int, int]
-    dtype: str
-    hit: bool
-    path: str
-    rank: str | None
 
 
 @dataclass(frozen=True)
@@ -114,38 +92,15 @@ class FirstUse:
     m: int
 
 
-@dataclass(frozen=True)
-class FileProof:
-    """Whether a file that a server was given is in force.
-
-    Attributes:
-        n: Rows of the weight: N.
-        k: Its columns: K.
-        digest: First 16 hex digits of the file's SHA-256.
-        served: The processes in which it was served.
-        used: The M of configs that every one of these processes has used.
-        applied: True on all ranks, False if some rank uses something else; None if that is not
-            known, since the shape was not looked up on every rank.
-        problem: Why it is not True.
-    """
-
-    n: int
-    k: int
-    digest: str
-    served: tuple[int, ...]
-    used: tuple[int, ...]
-    applied: bool | None
-    problem: str | None
-
-
 def looked_up(log: str) -> list[LookedUp]:
     """Returns the engine's own lookups in a log, in its order."""
     return [
         LookedUp(
             n=int(match["n"]),
             k=int(match["k"]),
+            block_n=int(match["block_n"]),
+            block_k=int(match["block_k"]),
             device=match["device"],
-            block=_block(match),
             dtype=match["dtype"],
             hit=match["hit"] is not None,
             path=match["path"],

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from leverbench.errors import LeverbenchError
-from leverbench.tuning.shapes import Alternative, GemmShape, LookedUp
+from leverbench.tuning.shapes import Alternative, GemmShape
 
 _CONFIG = "config.json"
 
@@ -68,17 +68,6 @@ _FUSE_WQA_WKV = "SGLANG_OPT_FUSE_WQA_WKV"
 _SHARED_EXPERT_TP1 = "SGLANG_SHARED_EXPERT_TP1"
 _FP4_EXPERTS = "SGLANG_DSV4_FP4_EXPERTS"
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
-
-# A line begins with the time and the process: [2026-01-31 23:59:59 DP1 TP3] ...
-_LOOKUP = re.compile(
-    r"(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?P<process>[^\]\n]*)\] )?"
-    r"(?:(?P<hit>Using configuration from)"
-    r"|Using default W8A8 Block FP8 kernel config\.[^\n]*? not found at)"
-    r" (?P<path>[^\n]*?N=(?P<n>\d+),K=(?P<k>\d+),device_name=(?P<device>[^,\n]+),"
-    r"dtype=(?P<dtype>\w+),block_shape=\[(?P<block_n>\d+), (?P<block_k>\d+)\]\.json)"
-    r"(?(hit) for W8A8 Block FP8 kernel)"
-)
-
 
 @dataclass(frozen=True)
 class MoeShape:
@@ -292,31 +281,6 @@ def why_no_moe_config(
             f" {_FP4_EXPERTS} to 0 where the checkpoint's experts are FP8."
         )
     return None
-
-
-def looked_up(log: str) -> list[LookedUp]:
-    """Returns the lookups of tuned FP8 block-GEMM files that a server's log tells, in its order.
-
-    Misses are told by each rank, hits by rank 0 alone; each process tells a shape once. With one
-    rank a line does not name it.
-    """
-    found = []
-    for match in _LOOKUP.finditer(log):
-        rank = re.search(r"(?:^| )TP(\d+)", match["process"] or "")
-        found.append(
-            LookedUp(
-                n=int(match["n"]),
-                k=int(match["k"]),
-                block_n=int(match["block_n"]),
-                block_k=int(match["block_k"]),
-                device=match["device"],
-                dtype=match["dtype"],
-                hit=match["hit"] is not None,
-                path=match["path"],
-                rank=int(rank[1]) if rank else None,
-            )
-        )
-    return found
 
 
 def captured_sizes(args: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -44,7 +44,7 @@ class LookedUp:
         dtype: The dtype as it stands in the file's name.
         hit: Whether there was a file.
         path: The file, as the log names it.
-        rank: The tensor-parallel rank of the process, or None where the line does not name it.
+        rank: The process, such as ``TP0`` or ``DP1_TP0``; None in a server of one rank.
     """
 
     n: int
@@ -55,7 +55,7 @@ class LookedUp:
     dtype: str
     hit: bool
     path: str
-    rank: int | None
+    rank: str | None
 
     @property
     def key(self) -> _Key:

@@ -7,7 +7,6 @@ import pytest
 from leverbench.engines.sglang_config_lines import (
     Answer,
     FirstUse,
-    LookedUp,
     Source,
     TunedFileLine,
     applied_files,
@@ -16,6 +15,7 @@ from leverbench.engines.sglang_config_lines import (
     sources,
     tuned_file_lines,
 )
+from leverbench.tuning.shapes import LookedUp
 
 # Of a real start on one GPU: eight shapes are looked up, and a plugin answers for (2048, 2048).
 REAL = (Path(__file__).parents[2] / "data/sglang-0.5.17-lookups.log").read_text()

@@ -111,7 +111,7 @@ def test_a_shape_that_is_there_gets_its_configs_and_the_engine_picks_the_nearest
 @pytest.mark.engine
 def test_a_shape_that_is_not_there_is_looked_up_by_the_engine(loaded):
     assert (loaded.said["absent"], loaded.said["other block"]) == (None, None)
-    missed = [(line.n, line.k, line.block) for line in looked_up(loaded.log)]
+    missed = [(line.n, line.k, (line.block_n, line.block_k)) for line in looked_up(loaded.log)]
     assert missed[:2] == [(8, 8, (128, 128)), (2048, 4096, (64, 128))]
 
 

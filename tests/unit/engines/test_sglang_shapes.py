@@ -5,12 +5,12 @@ from project_copy import ROOT
 
 from leverbench.campaign.file import load_campaign
 from leverbench.engines import get_engine
+from leverbench.engines.sglang_config_lines import looked_up
 from leverbench.engines.sglang_shapes import (
     MoeShape,
     alternatives,
     captured_sizes,
     gemm_shapes,
-    looked_up,
     moe_config_shape,
     why_no_moe_config,
 )
@@ -361,33 +361,6 @@ def test_the_reference_campaign_s_shapes():
     assert counts["baseline"] == counts["expert-parallel"] == counts["fp8-tuned"] == 5
     assert counts["mtp-1"] == counts["mtp-3"] == counts["mtp-1-fp8-tuned"] == 6
     assert captured_sizes(campaign.variants["mtp-3"].engine.args) == (1, 2, 4, 8, 16, 32)
-
-
-def test_a_log_s_misses_are_read():
-    found = looked_up(LOG)
-
-    assert [(each.n, each.k) for each in found] == list(MISSED)
-    assert found[0] == LookedUp(
-        n=1344,
-        k=2048,
-        block_n=128,
-        block_k=128,
-        device="NVIDIA_H200",
-        dtype="fp8_w8a8",
-        hit=False,
-        path="/site/sglang/kernels/ops/quantization/configs/N=1344,K=2048,"
-        "device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
-        rank=None,
-    )
-
-
-def test_a_log_s_hits_and_ranks_are_read():
-    rank_3 = MISS.format(n=64, k=32).replace("15:59:38]", "15:59:38.123 TP3]")
-    (hit, miss) = looked_up(HIT + HIT.replace("FP8", "INT8") + rank_3)
-
-    assert (hit.n, hit.k, hit.hit, hit.rank) == (1344, 2048, True, 0)
-    assert hit.path.startswith("/my site/configs/N=1344")
-    assert (miss.n, miss.k, miss.hit, miss.rank) == (64, 32, False, 3)
 
 
 def test_what_a_server_looked_up_is_what_is_derived_and_the_one_a_plugin_served_is_unknown():
