@@ -22,7 +22,13 @@ from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import lacking_compiler
 from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
-from leverbench.kernels.shapes import differences, lookups, unknown_shapes, with_shapes
+from leverbench.kernels.shapes import (
+    differences,
+    lookups,
+    unknown_shapes,
+    unread,
+    with_shapes,
+)
 from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
@@ -288,6 +294,13 @@ class Project:
         """Returns all that is recorded of the campaign's kernels: what is lost is made again."""
         made = (record for kernel in self._kernels for record in kernel.records)
         return list(dict.fromkeys(map(str, made)))
+
+    def exports(self) -> list[str]:
+        """Returns the bundle of each kernel of the engine's own."""
+        own = (one for one in self._kernels if one.kernel.configs is not None)
+        folder = f"reports/{self.campaign.name}/export"
+        names = (f"{one.kernel.name}-{one.code}-{one.choice}" for one in own)
+        return list(dict.fromkeys(f"{folder}/{name}" for name in names))
 
     def microbench_records(self) -> list[str]:
         """Returns the record of each kernel's micro-benchmark."""
@@ -702,6 +715,10 @@ def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
                 cure=f"Add kernels/{name}/{MANIFEST}, or remove it from tuned:.",
             )
     yield from unknown_shapes(campaign)
+    for variant, problem in unread(campaign):
+        if problem.certain:
+            where = f"{campaign.file}: variant {variant}"
+            yield LeverbenchError(problem.message, where=where, cure=problem.cure)
     prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
     for one in prepared:
         if one.toolchain.compiler is None and one.kernel.language != "triton":
@@ -720,10 +737,15 @@ def _model(campaign: Campaign, directory: Path) -> Path | None:
 
 
 def ignored(campaign: Campaign) -> list[str]:
-    """Returns a warning for each variant whose lever the installed engine is known to ignore."""
+    """Returns a warning for each variant whose lever the engine is known, or likely, to ignore."""
     if campaign.attached:
         return []
-    return [
+    doubtful = [
+        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
+        for variant, problem in unread(campaign)
+        if not problem.certain
+    ]
+    return doubtful + [
         f"leverbench: {variant.name}: {variant.engine.name} {version} accepts {key} and reads it"
         " nowhere: the variant will be called not applied"
         for variant in campaign.variants.values()

@@ -191,6 +191,34 @@ def publish_kernel(
         publish(prepared.kernel, prepared.built / "code", paths, Path(record).parent)
 
 
+def export_kernel(
+    kernel: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    tunings: Sequence[str],
+    folder: str,
+    campaign: str,
+    log: str,
+) -> None:
+    """Writes a bundle of what was chosen for one of the engine's own kernels."""
+    with _stage(log):
+        from leverbench.engines.arguments import identify
+        from leverbench.kernels.prepared import from_params
+        from leverbench.tuning.export import export
+
+        prepared = from_params({**kernel, **calls}, Path(tunings[0]))
+        export(
+            [Path(path) for path in tunings],
+            Path(folder),
+            engine=prepared.kernel.engine,
+            versions={
+                prepared.kernel.engine: identify(prepared.settings).version,
+                "torch": prepared.toolchain.torch,
+                "triton": prepared.toolchain.version,
+            },
+            command=f"snakemake --cores all export --config campaign={campaign}",
+        )
+
+
 def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str) -> None:
     """Launches a session's server and proves it."""
     with _stage(log):

@@ -8,7 +8,11 @@ from leverbench.engines.base import (
     AppliedLever,
     Engine,
     EngineIdentity,
+    FileProof,
     NoAnswer,
+    NotKnown,
+    TunedFiles,
+    Unread,
 )
 from leverbench.engines.openai import OpenAICompatible
 from leverbench.engines.sglang import SGLang
@@ -36,7 +40,11 @@ __all__ = [
     "AppliedLever",
     "Engine",
     "EngineIdentity",
+    "FileProof",
     "NoAnswer",
+    "NotKnown",
+    "TunedFiles",
+    "Unread",
     "api_of",
     "get_engine",
 ]

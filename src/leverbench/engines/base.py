@@ -242,9 +242,13 @@ class TunedFiles(Protocol):
         """Returns a digest of the kernel's source in an interpreter's engine; None without one."""
         ...
 
-    def write(
-        self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]
-    ) -> list[Path]:
+    def shipped(
+        self, settings: EngineSettings, n: int, k: int, device: str
+    ) -> dict[int, dict[str, int]]:
+        """Returns what the engine brings along for a shape on a GPU, by M; empty for nothing."""
+        ...
+
+    def write(self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Writes what was chosen in the engine's format.
 
         Args:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.campaign.model import Engine as EngineSettings
-from leverbench.engines.base import Address, Answer, AppliedLever, EngineIdentity, NoAnswer
+from leverbench.engines.base import (
+    Address,
+    Answer,
+    AppliedLever,
+    EngineIdentity,
+    NoAnswer,
+    TunedFiles,
+)
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
 from leverbench.engines.sglang_tuned import BlockGemmFiles
 from leverbench.errors import LeverbenchError
@@ -140,7 +147,7 @@ class SGLang:
     ready_path = "/health"
     env_prefix = "SGLANG_"
     plugin_group = "sglang.srt.plugins"
-    tuned_files = BlockGemmFiles()
+    tuned_files: TunedFiles = BlockGemmFiles()
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )

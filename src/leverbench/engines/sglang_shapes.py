@@ -69,6 +69,7 @@ _SHARED_EXPERT_TP1 = "SGLANG_SHARED_EXPERT_TP1"
 _FP4_EXPERTS = "SGLANG_DSV4_FP4_EXPERTS"
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
 
+
 @dataclass(frozen=True)
 class MoeShape:
     """The experts of a rank, as tuned files of the fused MoE kernel are named.

@@ -123,7 +123,9 @@ def _asked(python: str | None, wrapper: tuple[str, ...], name: str) -> dict[str,
     """Returns what `_in_package` does in an engine's interpreter, asked once a process."""
     if python is None and not wrapper:
         return _in_package(name)
-    source = f"{inspect.getsource(_in_package)}\nimport json\nprint(json.dumps(_in_package({name!r})))"
+    source = (
+        f"{inspect.getsource(_in_package)}\nimport json\nprint(json.dumps(_in_package({name!r})))"
+    )
     try:
         done = subprocess.run(
             [*wrapper, python or sys.executable, "-c", source],

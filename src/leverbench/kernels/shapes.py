@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
-from leverbench.campaign.model import Campaign, Variant
+from leverbench.campaign.model import Campaign, Engine, Variant
 from leverbench.campaign.slices import Launch, launch_slice
-from leverbench.engines import get_engine
-from leverbench.engines.base import TunedFiles
+from leverbench.engines import TunedFiles, Unread, get_engine
+from leverbench.engines.arguments import identify
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Kernel
 from leverbench.tuning.batch_sizes import batch_sizes
+from leverbench.tuning.gpu import capability_of, first_gpu
 from leverbench.tuning.shapes import GemmShape, LookedUp, compare
 
 _LOOKUPS = Path("results/tuning")
@@ -46,6 +47,41 @@ def unknown_shapes(campaign: Campaign) -> Iterator[LeverbenchError]:
         except LeverbenchError as error:
             if campaign.shapes_from[name] == "model" or kernel.configs is None:
                 yield error
+
+
+def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
+    """Yields ``(variant, why)`` for tuned files that a variant's server would not look at.
+
+    Args:
+        campaign: By `with_shapes`.
+    """
+    gpu = first_gpu()
+    told = capability_of(campaign.device) if campaign.device else None
+    capability = gpu.capability if gpu else told
+    for name, kernel in {**campaign.kernels, **campaign.unshaped}.items():
+        if kernel.configs is None:
+            continue
+        listed = [GemmShape(int(s["N"]), int(s["K"]), 128, 128, ()) for s in kernel.shapes]
+        for variant in _given(campaign, kernel):
+            engine = variant.engine
+            problem = _files(kernel).why_not_read(
+                _version(engine),
+                None if capability is None else divmod(capability, 10),
+                engine.args,
+                listed if name in campaign.kernels else (),
+                engine.env,
+            )
+            if isinstance(problem, Unread):
+                yield variant.name, problem
+
+
+def _version(engine: Engine) -> str | None:
+    if engine.version is not None:
+        return engine.version
+    try:
+        return identify(engine).version
+    except LeverbenchError:
+        return None
 
 
 def lookups(campaign: Campaign) -> dict[str, Launch]:

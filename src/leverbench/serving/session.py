@@ -566,7 +566,11 @@ def _account(
     calls, ranks = read_calls(launch, processes), engine.profiled_ranks(info["effective"])
     log = server.read_log() if kernels else ""
     proofs = proof_at_ready(
-        kernels, calls, ranks, lambda module: engine.plugin_problem(log, module)
+        kernels,
+        calls,
+        ranks,
+        lambda module: engine.plugin_problem(log, module),
+        lambda kernel: engine.tuned_files.proofs(log, kernel.files, ranks),
     )
     levers = [
         *_applied(

@@ -34,6 +34,25 @@ class Gpu:
         return shared_bytes_of(self.capability)
 
 
+# By a part of the GPU's name, the first that is found (NVIDIA, CUDA GPU compute capability).
+_CAPABILITIES: Mapping[str, int] = {
+    **{"RTX PRO": 120, "GeForce RTX 50": 120, "GB10": 121},
+    **{"B300": 103, "B200": 100, "B100": 100},
+    **{"H200": 90, "H100": 90, "H800": 90, "H20": 90, "GH200": 90},
+    **{"L40": 89, "L4": 89, "GeForce RTX 40": 89, "Ada Generation": 89},
+    **{"A100": 80, "A800": 80, "A30": 80, "A40": 86, "A10": 86, "RTX A": 86, "GeForce RTX 30": 86},
+}
+
+
+def capability_of(name: str) -> int | None:
+    """Returns a GPU's compute capability without the point, by its name; None where not known.
+
+    Args:
+        name: As NVIDIA's driver calls it.
+    """
+    return next((value for part, value in _CAPABILITIES.items() if part in name), None)
+
+
 def shared_bytes_of(capability: int) -> int | None:
     """Returns the most shared memory that a block can have, in bytes; None where not known.
 
