@@ -52,8 +52,9 @@ class LookedUp:
     Attributes:
         n: Rows of the weight: N.
         k: Its columns: K.
+        block_n: Rows that share a scale.
+        block_k: Columns that share a scale.
         device: Name of the device, as in file names.
-        block: Rows and columns of a block with one scale.
         dtype: As in file names.
         hit: Whether there was a file.
         path: The file that it looked for.
@@ -62,8 +63,9 @@ class LookedUp:
 
     n: int
     k: int
+    block_n: int
+    block_k: int
     device: str
-    block: tuple[int, int]
     dtype: str
     hit: bool
     path: str
@@ -79,7 +81,8 @@ class TunedFileLine:
         pid: The process.
         n: Rows of the weight: N.
         k: Its columns: K.
-        block: Rows and columns of a block with one scale.
+        block_n: Rows that share a scale.
+        block_k: Columns that share a scale.
         answer: What was done.
         digest: First 16 hex digits of the SHA-256 of the file that was served; else None.
         detail: Why it was refused; else None.
@@ -89,7 +92,8 @@ class TunedFileLine:
     pid: int
     n: int
     k: int
-    block: tuple[int, int]
+    block_n: int
+    block_k: int
     answer: Answer
     digest: str | None
     detail: str | None
@@ -144,8 +148,9 @@ def looked_up(log: str) -> list[LookedUp]:
         LookedUp(
             n=int(match["n"]),
             k=int(match["k"]),
+            block_n=int(match["block_n"]),
+            block_k=int(match["block_k"]),
             device=match["device"],
-            block=_block(match),
             dtype=match["dtype"],
             hit=match["hit"] is not None,
             path=match["path"],
@@ -163,7 +168,8 @@ def tuned_file_lines(log: str) -> list[TunedFileLine]:
             pid=int(match["pid"]),
             n=int(match["n"]),
             k=int(match["k"]),
-            block=_block(match),
+            block_n=int(match["block_n"]),
+            block_k=int(match["block_k"]),
             answer=_answer(match),
             digest=match["digest"],
             detail=match["detail"],
@@ -274,7 +280,3 @@ def _answer(match: re.Match[str]) -> Answer:
 
 def _rank(match: re.Match[str]) -> str | None:
     return None if match["rank"] == "-" else match["rank"]
-
-
-def _block(match: re.Match[str]) -> tuple[int, int]:
-    return int(match["block_n"]), int(match["block_k"])
