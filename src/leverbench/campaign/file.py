@@ -3,8 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit

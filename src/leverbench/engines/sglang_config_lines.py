@@ -57,7 +57,8 @@ class TunedFileLine:
         pid: The process.
         n: Rows of the weight: N.
         k: Its columns: K.
-        block: Rows and columns of a block with one scale.
+        block_n: Rows that share a scale.
+        block_k: Columns that share a scale.
         answer: What was done.
         digest: First 16 hex digits of the SHA-256 of the file that was served; else None.
         detail: Why it was refused; else None.
@@ -67,7 +68,8 @@ class TunedFileLine:
     pid: int
     n: int
     k: int
-    block: tuple[int, int]
+    block_n: int
+    block_k: int
     answer: Answer
     digest: str | None
     detail: str | None
@@ -118,7 +120,8 @@ def tuned_file_lines(log: str) -> list[TunedFileLine]:
             pid=int(match["pid"]),
             n=int(match["n"]),
             k=int(match["k"]),
-            block=_block(match),
+            block_n=int(match["block_n"]),
+            block_k=int(match["block_k"]),
             answer=_answer(match),
             digest=match["digest"],
             detail=match["detail"],
@@ -229,7 +232,3 @@ def _answer(match: re.Match[str]) -> Answer:
 
 def _rank(match: re.Match[str]) -> str | None:
     return None if match["rank"] == "-" else match["rank"]
-
-
-def _block(match: re.Match[str]) -> tuple[int, int]:
-    return int(match["block_n"]), int(match["block_k"])

@@ -208,7 +208,10 @@ def _rank() -> str:
 
 
 def _counters(kernel: str) -> Any:
-    """Returns two whole numbers that leverbench reads in a file while the server runs."""
+    """Returns two whole numbers that leverbench reads in a file while the server runs.
+
+    As in ``sglang_plugin.py``: no plugin can count on the other's being there.
+    """
     if "LEVERBENCH_CALLS" not in os.environ:
         return [0, 0]
     folder = Path(os.environ["LEVERBENCH_CALLS"])

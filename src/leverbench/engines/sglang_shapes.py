@@ -4,7 +4,6 @@ Read from the model sources of 0.5.23. Each linear layer whose weight is FP8 in 
 lookup for its (N, K) on a rank, as long as the Triton backend serves it.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -61,8 +61,9 @@ def test_the_lookups_of_a_real_start_are_all_found():
     assert lookups[0] == LookedUp(
         n=1344,
         k=2048,
+        block_n=128,
+        block_k=128,
         device="NVIDIA_H200",
-        block=(128, 128),
         dtype="fp8_w8a8",
         hit=False,
         path=f"{folder}/{name}",
@@ -101,7 +102,7 @@ def test_other_kernels_files_are_no_lookups():
 def test_our_lines_tell_what_was_done_in_each_process():
     log = PROGRESS + ours(f"served {A}") + ours("not here, left to the engine", rank="-")
     log += ours("refused, made for NVIDIA_H200 and this is NVIDIA_L4", pid=8, rank="DP0_TP1")
-    common = {"n": 512, "k": 256, "block": (128, 128)}
+    common = {"n": 512, "k": 256, "block_n": 128, "block_k": 128}
 
     assert tuned_file_lines(log) == [
         TunedFileLine("TP0", 7, **common, answer=Answer.SERVED, digest=A, detail=None),

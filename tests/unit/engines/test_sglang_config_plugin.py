@@ -111,8 +111,8 @@ def test_a_shape_that_is_there_gets_its_configs_and_the_engine_picks_the_nearest
 @pytest.mark.engine
 def test_a_shape_that_is_not_there_is_looked_up_by_the_engine(loaded):
     assert (loaded.said["absent"], loaded.said["other block"]) == (None, None)
-    missed = [(line.n, line.k, (line.block_n, line.block_k)) for line in looked_up(loaded.log)]
-    assert missed[:2] == [(8, 8, (128, 128)), (2048, 4096, (64, 128))]
+    missed = [(line.n, line.k, line.block_n, line.block_k) for line in looked_up(loaded.log)]
+    assert missed[:2] == [(8, 8, 128, 128), (2048, 4096, 64, 128)]
 
 
 @pytest.mark.engine
@@ -133,11 +133,11 @@ def test_a_traced_lookup_finds_none_as_without_the_plugin(loaded):
 def test_each_shape_and_each_config_is_told_once(loaded):
     lines = tuned_file_lines(loaded.log)
 
-    assert [(line.n, line.k, line.block, line.answer) for line in lines] == [
-        (2048, 4096, (128, 128), Answer.SERVED),
-        (8, 8, (128, 128), Answer.LEFT),
-        (2048, 4096, (64, 128), Answer.LEFT),
-        (1024, 512, (128, 128), Answer.REFUSED),
+    assert [(line.n, line.k, line.block_n, line.block_k, line.answer) for line in lines] == [
+        (2048, 4096, 128, 128, Answer.SERVED),
+        (8, 8, 128, 128, Answer.LEFT),
+        (2048, 4096, 64, 128, Answer.LEFT),
+        (1024, 512, 128, 128, Answer.REFUSED),
     ]
     assert lines[0].digest == loaded.digests[2048, 4096][:16]
     assert {line.rank for line in lines} == {None}

@@ -15,7 +15,7 @@ from leverbench.engines.sglang_shapes import (
     why_no_moe_config,
 )
 from leverbench.errors import LeverbenchError
-from leverbench.tuning.shapes import LookedUp, compare
+from leverbench.tuning.shapes import compare
 
 BLOCK_FP8 = {
     "activation_scheme": "dynamic",
