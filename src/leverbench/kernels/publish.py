@@ -168,7 +168,7 @@ def _write_package(package: Path, code: Path, loader: str) -> None:
 
 def _write_metadata(folder: Path, module: str, group: str) -> None:
     """Makes a folder that an interpreter with it on its path takes for an installed package."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\n")
     (folder / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:register\n")
 

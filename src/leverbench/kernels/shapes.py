@@ -1,4 +1,4 @@
-"""Shapes of the engine's own kernels: from a model's config.json, or from what a server looks up."""
+"""Shapes of the engine's own kernels: by a model's config.json, or by what a server looks up."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def lookups(campaign: Campaign) -> dict[str, Launch]:
 
 
 def differences(campaign: Campaign) -> list[str]:
-    """Returns, as sentences, where servers looked up other shapes than the model's configuration has.
+    """Returns, as sentences, which shapes servers looked up otherwise than the model has them.
 
     Args:
         campaign: By `with_shapes`.

@@ -178,7 +178,7 @@ def _problem(
         return f"its serve() leaves all {left} calls to the engine. See in kernel.py which."
     if kernel.hook is None:
         return (
-            "the server looks none of its files up. Another backend serves its GEMMs: choose the one"
-            " that reads them."
+            "the server looks none of its files up. Another backend serves its GEMMs: choose the"
+            " one that reads them."
         )
     return f"the server does not call {kernel.hook}. Name another in load: hook: of kernel.yaml."

@@ -97,7 +97,14 @@ def export(
     _check_replaceable(folder)
     read = [_read(path) for path in tunings]
     _check_together(read)
-    about = read[0].about
+    about, tuned_files = read[0].about, get_engine(engine).tuned_files
+    if about["kernel"] != tuned_files.kernel:
+        raise LeverbenchError(
+            f"{engine} reads no tuned files for the kernel {about['kernel']}, only for"
+            f" {tuned_files.kernel}",
+            where=str(tunings[0]),
+            cure="What was chosen for it is in the plugin that is published for servers.",
+        )
     calls = [call for tuning in read for call in tuning.calls]
     # A bundle is whole or absent: whoever copies it could not tell a part from the whole.
     made = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -112,8 +119,7 @@ def export(
         ]
         files: Sequence[Path] = ()
         if chosen:
-            gpu = about["machine"]["gpus"]
-            files = get_engine(engine).tuned_files.write(made / CONFIGS, gpu, chosen)
+            files = tuned_files.write(made / CONFIGS, about["machine"]["gpus"], chosen)
         provenance = {
             "kind": "tuned-configs",
             **about,

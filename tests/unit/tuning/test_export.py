@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from leverbench.engines import get_engine
 from leverbench.engines.sglang_configs import file_name, read_folder
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record, write_record
@@ -245,14 +244,3 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     assert "holds something else (thesis.tex)" in refused([one], mine)
     assert "holds something else (one.json)" in refused([one], one)
     assert (mine / "thesis.tex").read_text() == "years"
-
-
-def test_blocks_of_their_own_have_names_of_their_own(tmp_path):
-    at = {"N": 1280, "K": 5120, "M": 1, "block_n": 32, "block_k": 32}
-    config = {**DEFAULT, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
-
-    paths = get_engine("sglang").write_tuned(
-        tmp_path, "w8a8-block-fp8", "NVIDIA H200", [{"dimensions": at, "config": config}]
-    )
-
-    assert [path.name for path in paths] == [file_name(1280, 5120, "NVIDIA H200", (32, 32))]
