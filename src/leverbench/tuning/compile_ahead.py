@@ -8,7 +8,7 @@ memory than a block can have is never called.
 import os
 import queue
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,11 @@ def compile_ahead(
 
     with ThreadPoolExecutor(count) as threads:
         try:
-            results = dict(zip(distinct, threads.map(compiled, distinct.values()), strict=True))
+            futures = {key: threads.submit(compiled, each) for key, each in distinct.items()}
+            # The first that fails ends the others, which may be long.
+            for done in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
+                done.result()
+            results = {key: future.result() for key, future in futures.items()}
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             for interpreter in pool:
