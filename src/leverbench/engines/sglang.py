@@ -20,7 +20,7 @@ from typing import Any
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.engines.base import Address, Answer, AppliedLever, EngineIdentity, NoAnswer
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
-from leverbench.engines.sglang_configs import Block, Config, write_configs
+from leverbench.engines.sglang_configs import Config, write_configs
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -58,6 +58,8 @@ _TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
 
 # The kernel that is the engine's own, and reads what is chosen for it from files.
 _FP8_BLOCK_GEMM = "w8a8-block-fp8"
+# Rows and columns of its weights' blocks.
+_BLOCK = (128, 128)
 
 # A name that no plugin has, for servers that are to load none.
 _NO_PLUGIN = "leverbench-none"
@@ -301,24 +303,17 @@ class SGLang:
                 f"SGLang reads no tuned files for the kernel {kernel}, only for {_FP8_BLOCK_GEMM}",
                 cure="What was chosen for it is in the plugin that is published for servers.",
             )
-        by_block: dict[Block, dict[tuple[int, int], dict[int, Config]]] = {}
+        configs: dict[tuple[int, int], dict[int, Config]] = {}
         try:
             for call in chosen:
                 at = call["dimensions"]
-                # Without a block of its own a shape has that of the DeepSeek and Qwen3 models.
-                block = int(at.get("block_n", 128)), int(at.get("block_k", 128))
-                shapes = by_block.setdefault(block, {})
-                by_m = shapes.setdefault((int(at["N"]), int(at["K"])), {})
-                by_m[int(at["M"])] = call["config"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+                configs.setdefault((at["N"], at["K"]), {})[at["M"]] = call["config"]
+        except KeyError as error:
             raise LeverbenchError(
-                f"a call of {kernel} has the dimensions N, K and M ({error!r})",
+                f"a call of {kernel} has no dimension {error}",
                 cure="Delete its tuning records and run again: they are made anew.",
             ) from None
-        paths = []
-        for block, shapes in sorted(by_block.items()):
-            paths += write_configs(folder, device, block, shapes)
-        return paths
+        return write_configs(folder, device, _BLOCK, configs)
 
     def endpoint(self, at: Address) -> _GenerateEndpoint:
         """Returns the native ``/generate`` endpoint."""

@@ -13,6 +13,7 @@ from typing import Any
 from leverbench import records
 from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
+from leverbench.secrets import redacted
 from leverbench.tuning.race import CONFIDENCE
 from leverbench.tuning.tune import Outcome
 
@@ -95,6 +96,7 @@ def export(
             damaged, or the folder holds something else.
     """
     _check_replaceable(folder)
+    command = str(redacted(command))
     read = [_read(path) for path in tunings]
     _check_together(read)
     about = read[0].about
@@ -171,6 +173,8 @@ def _read(path: Path) -> _Tuning:
             raise ValueError(f"its kind is {record['kind']!r}")
         about = {key: record[key] for key in _COMMON}
         about["machine"] = {key: record["machine"].get(key) for key in _COMMON_MACHINE}
+        if not all(isinstance(value, str | None) for value in about["machine"].values()):
+            raise ValueError(f"the machine is {about['machine']}")
         shape, outcome = dict(record["shape"]), Outcome(record["outcome"])
         calls: tuple[_Call, ...] = ()
         if outcome == Outcome.TUNED:
@@ -196,9 +200,12 @@ def _call(shape: Mapping[str, Any], entry: Mapping[str, Any]) -> _Call:
     shipped = entry["published"]
     if not isinstance(shipped, bool):
         raise ValueError(f"published is {shipped!r}")
+    dimensions = dict(entry["dimensions"])
+    if odd := [value for value in dimensions.values() if not isinstance(value, int | str)]:
+        raise ValueError(f"a dimension is {odd[0]!r}")
     return _Call(
         shape=shape,
-        dimensions=dict(entry["dimensions"]),
+        dimensions=dimensions,
         config=dict(entry["config"] if shipped else entry["default"]),
         shipped=shipped,
         default_s=float(entry["default_s"]),

@@ -2,12 +2,12 @@
 
 import csv
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leverbench.engines import get_engine
 from leverbench.engines.sglang_configs import file_name, read_folder
 from leverbench.errors import LeverbenchError
 from leverbench.records import read_record, write_record
@@ -215,7 +215,7 @@ def test_records_that_do_not_belong_together_are_refused(tmp_path, changes, said
         ({"chosen": 7}, "no record of a tuning"),
         ({"kernel": "decode-attention"}, "reads no tuned files for the kernel decode-attention"),
         ({"chosen": [entry(1) | {"config": {"block": 1}}]}, "unknown key"),
-        ({"chosen": [entry(1) | {"dimensions": {"batch": 1}}]}, "has the dimensions N, K and M"),
+        ({"chosen": [entry(1) | {"dimensions": {"batch": 1}}]}, "has no dimension 'N'"),
     ],
 )
 def test_a_record_that_gives_nothing_is_explained(tmp_path, changes, said):
@@ -247,12 +247,28 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     assert (mine / "thesis.tex").read_text() == "years"
 
 
-def test_blocks_of_their_own_have_names_of_their_own(tmp_path):
-    at = {"N": 1280, "K": 5120, "M": 1, "block_n": 32, "block_k": 32}
-    config = {**DEFAULT, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
+def spoilt(rng: random.Random, value: Any) -> Any:
+    """Returns a value with one thing in it replaced or left out."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {name: kept for name, kept in value.items() if name != key}
+        return value | {key: spoilt(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.85:
+        at = rng.randrange(len(value))
+        return [*value[:at], spoilt(rng, value[at]), *value[at + 1 :]]
+    return rng.choice([None, True, -1, 0, 2.5, "", "text", [], [[]], {}, {"a": []}, 10**12])
 
-    paths = get_engine("sglang").write_tuned(
-        tmp_path, "w8a8-block-fp8", "NVIDIA H200", [{"dimensions": at, "config": config}]
-    )
 
-    assert [path.name for path in paths] == [file_name(1280, 5120, "NVIDIA H200", (32, 32))]
+def test_no_record_ends_in_anything_but_one_message(tmp_path):
+    rng = random.Random(8)
+    good = json.loads(tuning(tmp_path, "one", [entry(1), entry(16, won=False)]).read_text())
+    messages = []
+    for _ in range(400):
+        (tmp_path / "one.json").write_text(json.dumps(spoilt(rng, good)))
+        try:
+            bundle([tmp_path / "one.json"], tmp_path / "bundle")
+        except LeverbenchError as error:
+            messages.append(str(error))
+    assert len(messages) > 200
+    assert not [text for text in messages if "\n" in text]
