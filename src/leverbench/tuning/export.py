@@ -203,21 +203,21 @@ def _call(shape: Mapping[str, Any], entry: Mapping[str, Any]) -> _Call:
     dimensions = dict(entry["dimensions"])
     if odd := [value for value in dimensions.values() if not isinstance(value, int | str)]:
         raise ValueError(f"a dimension is {odd[0]!r}")
+    raced = [entry[name] for name in ("raced_s", "speedup", "low", "high")]
+    if shipped or any(value is not None for value in raced):
+        # Of a race all is known, or it was none.
+        raced = [float(value) for value in raced]
+    tuned_s, speedup, low, high = raced
     return _Call(
         shape=shape,
         dimensions=dimensions,
         config=dict(entry["config"] if shipped else entry["default"]),
         shipped=shipped,
         default_s=float(entry["default_s"]),
-        **{
-            ours: None if entry[theirs] is None else float(entry[theirs])
-            for ours, theirs in (
-                ("tuned_s", "raced_s"),
-                ("speedup", "speedup"),
-                ("low", "low"),
-                ("high", "high"),
-            )
-        },
+        tuned_s=tuned_s,
+        speedup=speedup,
+        low=low,
+        high=high,
     )
 
 
