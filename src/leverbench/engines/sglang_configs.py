@@ -135,7 +135,15 @@ def file_name(n: int, k: int, device: str, block: Block) -> str:
         k: Its columns, the inputs.
         device: The GPU, with spaces or with underscores.
         block: (n, k) of the block that one scale belongs to.
+
+    Raises:
+        LeverbenchError: There can be no such shape or device.
     """
+    for size in (n, k):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 10**9:
+            raise LeverbenchError(
+                f"{_short(size)} is no size of a weight", cure="Give N and K as positive numbers."
+            )
     return _gemm_file(GemmName(n, k, device_part(device), _DTYPE, block))
 
 
@@ -199,10 +207,8 @@ def write_configs(
         LeverbenchError: The engine could not use a config; nothing is written then.
     """
     rules = _gemm_rules(block, hopper=False)
-    files = {
-        folder / file_name(n, k, device, block): by_m for (n, k), by_m in sorted(configs.items())
-    }
-    return _write(files, rules)
+    paths = {shape: folder / file_name(*shape, device, block) for shape in configs}
+    return _write({paths[shape]: configs[shape] for shape in sorted(configs)}, rules)
 
 
 def read_configs(

@@ -74,7 +74,7 @@ class Toolchain:
     torch: str | None
     abi: str | None
     architecture: str | None
-    source: str | None
+    source: str | None = None
 
     @property
     def digest(self) -> str:

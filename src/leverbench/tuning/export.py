@@ -13,6 +13,7 @@ from typing import Any
 from leverbench import records
 from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
+from leverbench.secrets import redacted
 from leverbench.tuning.race import CONFIDENCE
 from leverbench.tuning.tune import Outcome
 
@@ -95,6 +96,7 @@ def export(
             damaged, or the folder holds something else.
     """
     _check_replaceable(folder)
+    command = str(redacted(command))
     read = [_read(path) for path in tunings]
     _check_together(read)
     about, tuned_files = read[0].about, get_engine(engine).tuned_files
@@ -176,6 +178,8 @@ def _read(path: Path) -> _Tuning:
             raise ValueError(f"its kind is {record['kind']!r}")
         about = {key: record[key] for key in _COMMON}
         about["machine"] = {key: record["machine"].get(key) for key in _COMMON_MACHINE}
+        if not all(isinstance(value, str | None) for value in about["machine"].values()):
+            raise ValueError(f"the machine is {about['machine']}")
         shape, outcome = dict(record["shape"]), Outcome(record["outcome"])
         calls: tuple[_Call, ...] = ()
         if outcome == Outcome.TUNED:
@@ -201,21 +205,24 @@ def _call(shape: Mapping[str, Any], entry: Mapping[str, Any]) -> _Call:
     shipped = entry["published"]
     if not isinstance(shipped, bool):
         raise ValueError(f"published is {shipped!r}")
+    dimensions = dict(entry["dimensions"])
+    if odd := [value for value in dimensions.values() if not isinstance(value, int | str)]:
+        raise ValueError(f"a dimension is {odd[0]!r}")
+    raced = [entry[name] for name in ("raced_s", "speedup", "low", "high")]
+    if shipped or any(value is not None for value in raced):
+        # Of a race all is known, or it was none.
+        raced = [float(value) for value in raced]
+    tuned_s, speedup, low, high = raced
     return _Call(
         shape=shape,
-        dimensions=dict(entry["dimensions"]),
+        dimensions=dimensions,
         config=dict(entry["config"] if shipped else entry["default"]),
         shipped=shipped,
         default_s=float(entry["default_s"]),
-        **{
-            ours: None if entry[theirs] is None else float(entry[theirs])
-            for ours, theirs in (
-                ("tuned_s", "raced_s"),
-                ("speedup", "speedup"),
-                ("low", "low"),
-                ("high", "high"),
-            )
-        },
+        tuned_s=tuned_s,
+        speedup=speedup,
+        low=low,
+        high=high,
     )
 
 

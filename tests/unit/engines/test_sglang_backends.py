@@ -1,5 +1,11 @@
 """Which of a server's GEMMs would ever look for tuned files, by version, GPU and arguments."""
 
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from leverbench.engines.sglang_backends import NotKnown, Unread, why_moe_not_read, why_not_read
@@ -12,7 +18,7 @@ def shape(n: int, k: int, block: int = 128) -> GemmShape:
 
 FLASH = [shape(1536, 4096), shape(8192, 1024), shape(4096, 512)]
 ODD = shape(2080, 7168)  # N is a multiple of 32, not of 64
-ASK = {"fp8-gemm-backend": "triton"}
+TRITON = {"fp8-gemm-backend": "triton"}
 CURE = "Set args: {fp8-gemm-backend: triton} in the variant, or do not tune for it."
 
 
@@ -23,11 +29,11 @@ CURE = "Set args: {fp8-gemm-backend: triton} in the variant, or do not tune for 
         ("0.5.15.post1", (12, 0), {}),
         ("0.5.23", (8, 9), {}),
         ("0.5.23", (11, 0), {}),
-        ("0.5.23", (12, 0), ASK),
-        ("0.5.23", (9, 0), ASK),
+        ("0.5.23", (12, 0), TRITON),
+        ("0.5.23", (9, 0), TRITON),
         ("0.5.23", (9, 0), {"dtype": "float16"}),
         ("0.5.23", (9, 0), {"fp8-gemm-backend": "deep_gemm", "dtype": "half"}),
-        (None, None, ASK),
+        (None, None, TRITON),
     ],
 )
 def test_triton_reads_them(version, capability, args):
@@ -140,7 +146,7 @@ def test_what_is_not_known_is_said(version, capability, missing):
 
 
 def test_under_torch_compile_the_default_is_likely():
-    said = why_not_read("0.5.23", (12, 0), {**ASK, "enable-torch-compile": True}, FLASH)
+    said = why_not_read("0.5.23", (12, 0), {**TRITON, "enable-torch-compile": True}, FLASH)
 
     assert isinstance(said, Unread)
     assert (said.certain, said.unread) == (False, tuple(FLASH))
@@ -173,3 +179,55 @@ def test_fused_moe_files(capability, args, fp4, expected):
         assert isinstance(said, Unread)
         assert said.certain == expected
         assert said.message.startswith("these files would not be read: ")
+
+
+ASK = """
+import json, sys
+from functools import partial
+from types import SimpleNamespace
+import sglang.srt.layers.quantization.fp8_utils as engine
+from sglang.srt.runtime_context import override_platform
+
+said = []
+engine.is_flashinfer_available = lambda: True
+for sm, asked, deepgemm, block in json.load(sys.stdin):
+    engine.deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM = deepgemm
+    chosen = SimpleNamespace(kernel=SimpleNamespace(fp8_gemm_runner_backend=asked))
+    engine.get_exec = lambda: chosen
+    engine.FP8_GEMM_RUNNER_BACKEND = None
+    with override_platform(**{f"is_sm{sm}": True, "is_blackwell": sm >= 100}):
+        engine.initialize_fp8_gemm_config()
+        kernel = engine.dispatch_w8a8_block_fp8_linear([block, block])
+    said.append(kernel.func.__name__ if isinstance(kernel, partial) else kernel.__name__)
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.engine
+def test_the_engine_itself_chooses_the_same():
+    cases = [
+        (sm, "auto", deepgemm, block)
+        for sm in (90, 100, 110, 120)
+        for deepgemm in (True, False)
+        for block in (128, 32)
+    ]
+    cases += [(90, "deep_gemm", True, 32), (90, "flashinfer_deepgemm", True, 32)]
+    cases += [(120, "cutlass", False, 128), (120, "triton", False, 128)]
+    cases += [(100, "flashinfer_trtllm", True, 128), (120, "flashinfer_cutlass", False, 128)]
+
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads(done.stdout.splitlines()[-1])
+    version = importlib.metadata.version("sglang")
+    for (sm, asked, deepgemm, block), kernel in zip(cases, chosen, strict=True):
+        env = {"SGLANG_ENABLE_JIT_DEEPGEMM": "1" if deepgemm else "0"}
+        args = {"fp8-gemm-backend": asked}
+        said = why_not_read(version, divmod(sm, 10), args, [shape(4096, 4096, block)], env)
+        assert (said is None) == (kernel == "triton_w8a8_block_fp8_linear"), (sm, asked, kernel)

@@ -78,6 +78,12 @@ def test_what_cannot_stand_in_a_name_is_refused(device):
         file_name(1, 1, device, (128, 128))
 
 
+@pytest.mark.parametrize("size", [0, -1, True, "1536", 1.5, 10**12, None])
+def test_what_cannot_be_a_shape_is_refused(size):
+    with pytest.raises(LeverbenchError, match="is no size of a weight"):
+        file_name(1536, size, H200, (128, 128))
+
+
 @pytest.mark.parametrize(
     ("version", "expected"),
     [

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +212,11 @@ def test_records_that_do_not_belong_together_are_refused(tmp_path, changes, said
         ({"chosen": [{"dimensions": {}}]}, "no record of a tuning"),
         ({"chosen": [entry(1) | {"published": "yes"}]}, "no record of a tuning"),
         ({"chosen": [entry(1) | {"default_s": None}]}, "no record of a tuning"),
+        ({"chosen": [entry(1) | {"high": None}]}, "no record of a tuning"),
         ({"chosen": 7}, "no record of a tuning"),
         ({"kernel": "decode-attention"}, "reads no tuned files for the kernel decode-attention"),
         ({"chosen": [entry(1) | {"config": {"block": 1}}]}, "unknown key"),
-        ({"chosen": [entry(1) | {"dimensions": {"batch": 1}}]}, "has the dimensions N, K and M"),
+        ({"chosen": [entry(1) | {"dimensions": {"batch": 1}}]}, "has no dimension 'N'"),
     ],
 )
 def test_a_record_that_gives_nothing_is_explained(tmp_path, changes, said):
@@ -244,3 +246,30 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     assert "holds something else (thesis.tex)" in refused([one], mine)
     assert "holds something else (one.json)" in refused([one], one)
     assert (mine / "thesis.tex").read_text() == "years"
+
+
+def spoilt(rng: random.Random, value: Any) -> Any:
+    """Returns a value with one thing in it replaced or left out."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {name: kept for name, kept in value.items() if name != key}
+        return value | {key: spoilt(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.85:
+        at = rng.randrange(len(value))
+        return [*value[:at], spoilt(rng, value[at]), *value[at + 1 :]]
+    return rng.choice([None, True, -1, 0, 2.5, "", "text", [], [[]], {}, {"a": []}, 10**12])
+
+
+def test_no_record_ends_in_anything_but_one_message(tmp_path):
+    rng = random.Random(8)
+    good = json.loads(tuning(tmp_path, "one", [entry(1), entry(16, won=False)]).read_text())
+    messages = []
+    for _ in range(150):
+        (tmp_path / "one.json").write_text(json.dumps(spoilt(rng, good)))
+        try:
+            bundle([tmp_path / "one.json"], tmp_path / "bundle")
+        except LeverbenchError as error:
+            messages.append(str(error))
+    assert len(messages) > 75
+    assert not [text for text in messages if "\n" in text]
