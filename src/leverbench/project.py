@@ -19,7 +19,7 @@ from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.build import lacking_compiler
+from leverbench.kernels.build import interpreter, lacking_compiler
 from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
 from leverbench.kernels.shapes import (
@@ -35,7 +35,7 @@ from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import redacted
 from leverbench.serving.attached import require_answer
 from leverbench.serving.failures import RECOVERABLE, SUCCESSES
-from leverbench.serving.machine import machine_fingerprint, require_gpus
+from leverbench.serving.machine import installed_gpus, machine_fingerprint, require_gpus
 from leverbench.serving.owner import (
     clear_stale_lock,
     hold_owner,
@@ -698,12 +698,28 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
         except LeverbenchError as error:
             yield error
             continue
+        yield from _wrong_files(campaign, engine.name, installed)
         if engine.version not in (None, installed):
             yield LeverbenchError(
                 f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
                 where=campaign.file,
                 cure="Name an interpreter that has it (engine.python), or change engine.version.",
             )
+
+
+def _wrong_files(campaign: Campaign, name: str, version: str) -> Iterator[LeverbenchError]:
+    """Yields what is wrong with files of tuned parameters that variants name in their settings."""
+    device = campaign.device or next((name for name, _ in installed_gpus()), None)
+    if device is None:
+        return
+    for variant in campaign.variants.values():
+        engine = variant.engine
+        triton = interpreter(engine.python, engine.wrapper)["triton"]
+        try:
+            get_engine(name).check_files(engine, device, version, triton)
+        except LeverbenchError as error:
+            where = f"{campaign.file}: variant {variant.name}: {error.where}"
+            yield LeverbenchError(error.what, where=where, cure=error.cure)
 
 
 def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:

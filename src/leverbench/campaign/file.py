@@ -353,13 +353,20 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 cure=f"Remove it: {folder}/kernel.yaml names no sizes.",
             )
         shapes = settings.get("shapes", ())
+        own = {"files": "files" in settings, "shapes": isinstance(shapes, str)}
+        if kernel.configs is None and (keys := [key for key, asked in own.items() if asked]):
+            raise LeverbenchError(
+                f"kernels.{name}.{keys[0]}: {settings[keys[0]]} is for kernels of the engine's own",
+                where=where,
+                cure="List shapes, or leave them to the kernel's manifest.",
+            )
+        if "files" in settings and {"shapes", "sizes", "skip_by"} & settings.keys():
+            raise LeverbenchError(
+                f"kernels.{name}: files say themselves what they are for, and nothing is tuned",
+                where=where,
+                cure="Remove shapes:, sizes: and skip_by:, or files:.",
+            )
         if isinstance(shapes, str):
-            if kernel.configs is None:
-                raise LeverbenchError(
-                    f"kernels.{name}.shapes: {shapes} is for kernels of the engine's own",
-                    where=where,
-                    cure="List them, or leave it to the kernel's manifest.",
-                )
             settings = {key: value for key, value in settings.items() if key != "shapes"}
             shapes = ()
         for shape in shapes:
@@ -372,7 +379,8 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 )
         found[name] = for_campaign(kernel, settings)
         if kernel.configs is not None and "sizes" not in settings:
-            found[name] = replace(found[name], sizes=())
+            given = Path(settings["files"]) if "files" in settings else None
+            found[name] = replace(found[name], sizes=(), given=given)
     for name, variant in variants.items():
         replaced = [found[kernel].replaces for kernel in variant.engine.tuned if kernel in found]
         if len(set(replaced)) < len(replaced):
@@ -386,12 +394,14 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
 
 def _shapes_from(document: Document, kernels: Mapping[str, Kernel]) -> dict[str, str]:
     """Returns where the shapes of the engine's own kernels come from."""
-    asked = {
-        name: document.data.get("kernels", {}).get(name, {}).get("shapes", "model")
-        for name, kernel in kernels.items()
-        if kernel.configs is not None
-    }
-    return {name: one if isinstance(one, str) else "list" for name, one in asked.items()}
+    found = {}
+    for name, kernel in kernels.items():
+        if kernel.configs is not None:
+            asked = document.data.get("kernels", {}).get(name, {}).get("shapes", "model")
+            found[name] = asked if isinstance(asked, str) else "list"
+            if kernel.given is not None:
+                found[name] = "files"
+    return found
 
 
 def _recovery(document: Document) -> dict[str, tuple[RecoveryStep, ...]]:

@@ -290,7 +290,7 @@ class Campaign:
         kernels: The tunable kernels that variants name, as far as their folders exist.
         unshaped: Kernels of the engine's own whose shapes and sizes are not known, or not yet.
         shapes_from: Of each kernel of the engine's own, where they come from: ``model``,
-            ``discover`` or ``list``.
+            ``discover``, ``list`` or ``files``.
         skip: By kernel, the profile that tells whether tuning it can be worth it, if any.
         execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
         remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).

@@ -20,6 +20,8 @@ from leverbench.engines.sglang import SGLang
 _ENGINES: dict[str, Engine] = {"sglang": SGLang()}
 _OPENAI_COMPATIBLE = OpenAICompatible()
 
+ENGINES = tuple(_ENGINES)
+
 
 def get_engine(name: str) -> Engine:
     """Returns the implementation of an engine that the schema allows."""
@@ -34,6 +36,7 @@ def api_of(settings: EngineSettings) -> Api:
 
 
 __all__ = [
+    "ENGINES",
     "Address",
     "Answer",
     "Api",

@@ -248,6 +248,21 @@ class TunedFiles(Protocol):
         """Returns what the engine brings along for a shape on a GPU, by M; empty for nothing."""
         ...
 
+    def read(
+        self,
+        folder: Path,
+        device: str,
+        version: str | None,
+        capability: tuple[int, int] | None,
+    ) -> dict[tuple[int, int], dict[int, dict[str, int]]]:
+        """Reads files of others: their parameters by M, by (N, K).
+
+        Raises:
+            LeverbenchError: One is for another device, block or engine, or no good; or there is
+                none.
+        """
+        ...
+
     def write(self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Writes what was chosen in the engine's format.
 
@@ -353,6 +368,38 @@ class Engine(Api, Protocol):
 
     def plugin_problem(self, log: str, module: str) -> str | None:
         """Returns the line of a server's log that tells why a plugin is not in force, or None."""
+        ...
+
+    def lay_out_moe_files(self, files: Sequence[Path], triton: str, root: Path) -> list[Path]:
+        """Copies tuned files of a fused MoE kernel to where a server looks for them.
+
+        Args:
+            files: The files, of one GPU.
+            triton: The version of Triton that they were tuned with.
+            root: The folder to name in the server's settings.
+
+        Returns:
+            The copies.
+
+        Raises:
+            LeverbenchError: One of them is no good.
+        """
+        ...
+
+    def check_files(
+        self, settings: EngineSettings, device: str, version: str | None, triton: str | None
+    ) -> None:
+        """Looks at files of tuned parameters that a server's own settings name.
+
+        Args:
+            settings: The server's.
+            device: The GPU's name.
+            version: The engine's; None where not known.
+            triton: Triton's; None where not known.
+
+        Raises:
+            LeverbenchError: The server would fail for them, or not read them.
+        """
         ...
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:

@@ -349,14 +349,8 @@ def read_moe_configs(
     folder = moe_folder(root, triton_version)
     configs = {}
     for path in _json_files(folder):
-        said = parse_moe_name(path.name)
-        if said is None:
-            _refuse_foreign(path, "E=256,N=512,device_name=...,dtype=fp8_w8a8.json")
-        if moe_file_name(said) != path.name:
-            _misnamed(path, moe_file_name(said))
-        if said.device != device_part(device):
-            _foreign_device(path, said.device, device_part(device))
-        configs[said] = _read(path, _moe_rules(said, version))
+        name, by_m = read_moe_file(path, device=device, version=version)
+        configs[name] = by_m
     if not configs:
         raise LeverbenchError(
             "there is no file of tuned configs",
@@ -365,6 +359,29 @@ def read_moe_configs(
             " the engine comes with.",
         )
     return configs
+
+
+def read_moe_file(
+    path: Path, *, device: str | None, version: str | None
+) -> tuple[MoeName, dict[int, dict[str, int]]]:
+    """Returns what a fused MoE's file is for, and its configs by M.
+
+    Args:
+        path: The file.
+        device: The GPU that it must be for; None for any.
+        version: The engine's.
+
+    Raises:
+        LeverbenchError: What is wrong with it, and the cure.
+    """
+    said = parse_moe_name(path.name)
+    if said is None:
+        _refuse_foreign(path, "E=256,N=512,device_name=...,dtype=fp8_w8a8.json")
+    if moe_file_name(said) != path.name:
+        _misnamed(path, moe_file_name(said))
+    if device is not None and said.device != device_part(device):
+        _foreign_device(path, said.device, device_part(device))
+    return said, _read(path, _moe_rules(said, version))
 
 
 def moe_folder(root: Path, triton_version: str) -> Path:

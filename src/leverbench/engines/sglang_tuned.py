@@ -87,17 +87,28 @@ class BlockGemmFiles:
             return {}
         return {int(m): dict(config) for m, config in json.loads(text).items()}
 
+    def read(
+        self,
+        folder: Path,
+        device: str,
+        version: str | None,
+        capability: tuple[int, int] | None,
+    ) -> dict[tuple[int, int], dict[int, dict[str, int]]]:
+        """Reads them as the engine would, and refuses what would not do there."""
+        return sglang_configs.read_folder(
+            folder, device=device, block=_BLOCK, version=version, capability=capability
+        )
+
     def write(self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Writes a file for each (N, K), with the keys of M ascending."""
         shapes: dict[tuple[int, int], dict[int, sglang_configs.Config]] = {}
         try:
             for call in chosen:
                 at = call["dimensions"]
-                by_m = shapes.setdefault((int(at["N"]), int(at["K"])), {})
-                by_m[int(at["M"])] = call["config"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+                shapes.setdefault((at["N"], at["K"]), {})[at["M"]] = call["config"]
+        except KeyError as error:
             raise LeverbenchError(
-                f"a call of {self.kernel} has the dimensions N, K and M ({error!r})",
+                f"a call of {self.kernel} has no dimension {error}",
                 cure="Delete its tuning records and run again: they are made anew.",
             ) from None
         return sglang_configs.write_configs(folder, device, _BLOCK, shapes)

@@ -89,7 +89,7 @@ def toolchain(kernel: Kernel, settings: EngineSettings) -> Toolchain:
         kernel: The kernel.
         settings: The engine's, for its interpreter.
     """
-    has = _interpreter(settings.python, settings.wrapper)
+    has = interpreter(settings.python, settings.wrapper)
     compiler, version = None, has["triton"]
     if kernel.language in _COMPILERS:
         compiler = _compiler(kernel.language)
@@ -166,7 +166,7 @@ def build(kernel: Kernel, toolchain: Toolchain, folder: Path) -> None:
 
 
 @cache
-def _interpreter(python: str | None, wrapper: tuple[str, ...]) -> dict[str, str | None]:
+def interpreter(python: str | None, wrapper: tuple[str, ...]) -> dict[str, str | None]:
     """Returns what `_packages` does in an engine's interpreter, asked once a process."""
     if python is None and not wrapper:
         return _packages()

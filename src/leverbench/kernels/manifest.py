@@ -74,6 +74,7 @@ class Kernel:
         order: An expression over what restrictions name, smaller for what is tried earlier; None
             for the order of the manifest.
         compile_shares: Parameters that change neither shared memory nor whether it compiles.
+        given: Folder of tuned files that are served in place of tuning, or None.
         compiles_ahead: Whether ``kernel.py`` can make a candidate's code without a GPU.
     """
 
@@ -97,6 +98,7 @@ class Kernel:
     order: str | None = None
     compile_shares: tuple[str, ...] = ()
     compiles_ahead: bool = False
+    given: Path | None = None
 
     def files(self) -> list[Path]:
         """Returns the files that its code is made of."""
@@ -124,7 +126,9 @@ class Kernel:
     def space_digest(self) -> str:
         """Names what is tried: parameters, default, restrictions, order, and what a size is of."""
         tried = [dict(self.parameters), dict(self.default), self.restrictions, self.size]
-        return digest([*tried, *([] if self.order is None else [self.order])])
+        given = sorted(self.given.glob("*.json")) if self.given else ()
+        others = [self.order, *({path.name: _sha256(path)} for path in given)]
+        return digest([*tried, *(other for other in others if other is not None)])
 
 
 def shape_name(shape: Dimensions) -> str:
@@ -189,8 +193,10 @@ def for_campaign(kernel: Kernel, overrides: Mapping[str, Any]) -> Kernel:
         kernel: As its manifest says.
         overrides: What the campaign says of it; without one of these, the manifest's holds.
     """
+    given = overrides.get("given")
     return replace(
         kernel,
+        given=Path(given) if given else None,
         shapes=tuple(overrides.get("shapes") or kernel.shapes),
         sizes=tuple(sorted(overrides.get("sizes") or kernel.sizes)),
     )

@@ -110,6 +110,7 @@ class Prepared:
             "engine": self.settings.name,
             "python": self.settings.python,
             "wrapper": list(self.settings.wrapper),
+            **({"given": str(self.kernel.given)} if self.kernel.given else {}),
         }
 
     def calls_as_params(self, shape: str | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from leverbench.engines import TunedFiles, Unread, get_engine
 from leverbench.engines.arguments import identify
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Kernel
+from leverbench.serving.machine import installed_gpus
 from leverbench.tuning.batch_sizes import batch_sizes
 from leverbench.tuning.gpu import capability_of, first_gpu
 from leverbench.tuning.shapes import GemmShape, LookedUp, compare
@@ -41,11 +42,12 @@ def unknown_shapes(campaign: Campaign) -> Iterator[LeverbenchError]:
     Args:
         campaign: By `with_shapes`.
     """
+    awaited = {Path(record).parts[-3] for record in lookups(campaign)}
     for name, kernel in campaign.unshaped.items():
         try:
             _shaped(campaign, kernel)
         except LeverbenchError as error:
-            if campaign.shapes_from[name] == "model" or kernel.configs is None:
+            if name not in awaited:
                 yield error
 
 
@@ -55,9 +57,7 @@ def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
     Args:
         campaign: By `with_shapes`.
     """
-    gpu = first_gpu()
-    told = capability_of(campaign.device) if campaign.device else None
-    capability = gpu.capability if gpu else told
+    _, capability = _gpu(campaign)
     for name, kernel in {**campaign.kernels, **campaign.unshaped}.items():
         if kernel.configs is None:
             continue
@@ -66,13 +66,21 @@ def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
             engine = variant.engine
             problem = _files(kernel).why_not_read(
                 _version(engine),
-                None if capability is None else divmod(capability, 10),
+                capability,
                 engine.args,
                 listed if name in campaign.kernels else (),
                 engine.env,
             )
             if isinstance(problem, Unread):
                 yield variant.name, problem
+
+
+def _gpu(campaign: Campaign) -> tuple[str | None, tuple[int, int] | None]:
+    """Returns name and compute capability of the campaign's GPU, None for what is not known."""
+    name = campaign.device or next((name for name, _ in installed_gpus()), None)
+    gpu = first_gpu()
+    capability = gpu.capability if gpu else capability_of(name or "")
+    return name, None if capability is None else divmod(capability, 10)
 
 
 def _version(engine: Engine) -> str | None:
@@ -159,6 +167,19 @@ def _shaped(campaign: Campaign, kernel: Kernel) -> Kernel:
     files = _files(kernel)
     shapes: dict[tuple[int, int], None] = {}
     sizes: dict[int, None] = {}
+    if kernel.given is not None:
+        device, capability = _gpu(campaign)
+        version = _version(_given(campaign, kernel)[0].engine)
+        if device is None:
+            raise LeverbenchError(
+                f"the files of {kernel.name} are for a GPU, and it is not known for which",
+                where=campaign.file,
+                cure="Name it in topology: device:, or run on the machine that has it.",
+            )
+        given = files.read(kernel.given, device, version, capability)
+        sizes = {m: None for by_m in given.values() for m in sorted(by_m)}
+        named = tuple({"N": n, "K": k} for n, k in given)
+        return replace(kernel, shapes=named, sizes=tuple(sizes))
     for variant in _given(campaign, kernel):
         shapes |= dict.fromkeys((one.n, one.k) for one in _shapes_of(campaign, kernel, variant))
         args = variant.engine.args

@@ -14,6 +14,7 @@ from typing import Any
 from leverbench import records
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.engines import get_engine
+from leverbench.engines.arguments import identify
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import MANIFEST, Candidate, Dimensions, Kernel
 from leverbench.serving.failures import now
@@ -37,6 +38,7 @@ class Outcome(StrEnum):
 
     TUNED = "tuned"
     SKIPPED = "skipped"
+    GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Chosen:
         tuned_s: Median time of a call with ``config``; None where nothing was timed.
         default_s: The same with the default.
         verdict: Of the race.
+        given: Whether ``config`` is from files of others, and nothing was raced.
     """
 
     dimensions: Dimensions
@@ -60,11 +63,12 @@ class Chosen:
     tuned_s: float | None
     default_s: float | None
     verdict: Verdict | None
+    given: bool = False
 
     @property
     def published(self) -> bool:
-        """Whether ``config`` won its race, and is shipped in the default's place."""
-        return self.verdict is not None and self.verdict.faster
+        """Whether ``config`` won its race, or is given, and is shipped in the default's place."""
+        return self.given or (self.verdict is not None and self.verdict.faster)
 
     def as_record(self) -> dict[str, Any]:
         """Returns plain values; the race's are None where there was none."""
@@ -133,9 +137,12 @@ def tune(
     """
     began, started_at = time.monotonic(), now()
     about = {**what_is_timed(kernel, code, device), "shape": dict(shape)}
-    why = skip.reason if skip is not None else None
+    why, outcome = skip.reason if skip is not None else None, Outcome.TUNED
     incumbent = _incumbents(kernel, shape, settings, about["machine"].get("gpus"))
-    if why is None:
+    if kernel.given is not None:
+        outcome, why = Outcome.GIVEN, f"its files are given: {kernel.given}"
+        tuned = Tuned(_from_files(kernel, shape, settings, about["machine"]["gpus"], incumbent))
+    elif why is None:
         gpu = None if device == "cpu" else first_gpu()
         steps = Journal(journal, about)
 
@@ -151,7 +158,7 @@ def tune(
         with Worker(kernel, code, settings, device) as worker:
             tuned = tune_calls(kernel, shape, worker, steps, gpu, incumbent, ahead)
     else:
-        calls = kernel.calls(shape)
+        outcome, calls = Outcome.SKIPPED, kernel.calls(shape)
         tuned = Tuned([_chosen(incumbent(call), call, None, None, None) for call in calls])
     records.write_record(
         record,
@@ -159,7 +166,7 @@ def tune(
             "kind": "tuning",
             **about,
             "device": device,
-            "outcome": Outcome.TUNED if why is None else Outcome.SKIPPED,
+            "outcome": outcome,
             "detail": why,
             "chosen": [each.as_record() for each in tuned.chosen],
             "candidates": tuned.candidates,
@@ -225,6 +232,22 @@ def _incumbents(
         return shipped[min(shipped, key=lambda m: abs(m - wanted))]
 
     return nearest
+
+
+def _from_files(
+    kernel: Kernel, shape: Dimensions, settings: EngineSettings, device: str, incumbent: Incumbent
+) -> list[Chosen]:
+    assert kernel.given is not None
+    assert kernel.size is not None
+    gpu = first_gpu()
+    capability = None if gpu is None else divmod(gpu.capability, 10)
+    version = identify(settings).version
+    read = get_engine(kernel.engine).tuned_files.read(kernel.given, device, version, capability)
+    chosen = []
+    for m, config in sorted(read[int(shape["N"]), int(shape["K"])].items()):
+        call = {**shape, kernel.size: m}
+        chosen.append(Chosen(call, config, incumbent(call), None, None, None, None, given=True))
+    return chosen
 
 
 def tune_calls(

@@ -207,3 +207,34 @@ def test_the_reference_campaign_tunes_six_shapes(monkeypatch):
     # Twice as many rows in the variant that verifies two tokens a request.
     assert {2, 16, 32} <= set(kernel.sizes)
     assert list(unread(found)) == []
+
+
+def test_given_files_say_what_they_are_for(project):
+    files = get_engine("sglang").tuned_files
+    device = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+    config = dict(
+        zip(
+            ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"),
+            (16, 64, 128, 1),
+            strict=True,
+        )
+    )
+    config |= {"num_warps": 4, "num_stages": 3}
+    calls = [{"dimensions": {"N": 256, "K": 512, "M": m}, "config": config} for m in (1, 24)]
+    files.write(project / "tuned", device, calls)
+
+    kernel = campaign(project, "files: tuned").kernels[KERNEL]
+    assert (kernel.shapes, kernel.sizes) == (({"N": 256, "K": 512},), (1, 24))
+    (file,) = (project / "tuned").iterdir()
+    before = kernel.space_digest
+    file.write_text(file.read_text().replace('"num_stages": 3', '"num_stages": 4'))
+    assert campaign(project, "files: tuned").kernels[KERNEL].space_digest != before
+
+    file.write_text(file.read_text().replace("num_stages", "stages"))
+    (problem,) = unknown_shapes(campaign(project, "files: tuned"))
+    assert "stages" in str(problem)
+    with pytest.raises(LeverbenchError, match="files say themselves what they are for"):
+        campaign(project, "files: tuned, sizes: [1]")
+    other = ("RTX PRO 6000 Blackwell Workstation Edition", "H200")
+    (problem,) = unknown_shapes(campaign(project, "files: tuned", device=other))
+    assert "H200" in str(problem)
