@@ -18,7 +18,7 @@ from torch import Tensor
 Dimensions = Mapping[str, int]
 Config = Mapping[str, int]
 
-# In 0.5.20 to 0.5.23, 0.5.16 to 0.5.20, and up to 0.5.15. Later versions have others of these, too.
+# In 0.5.23, in 0.5.16 to 0.5.20, and before. Later versions have modules of earlier names, too.
 _MODULES = (
     "sglang.kernels.ops.gemm.fp8_kernel",
     "sglang.kernels.ops.quantization.fp8_kernel",
