@@ -1,12 +1,15 @@
-"""A plugin folder with tuned configs of the FP8 block GEMM, as a variant's servers are given it."""
+"""A plugin folder with tuned configs of the FP8 block GEMM, published as a campaign's are."""
 
-import hashlib
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from leverbench.engines import get_engine, sglang_config_plugin
+from leverbench.engines.sglang_configs import file_name as engine_name
+from leverbench.kernels.manifest import read_kernel
+from leverbench.kernels.publish import publish, read_published
+from leverbench.records import write_record
 
+KERNEL = Path(__file__).resolve().parents[1] / "kernels/w8a8-block-fp8"
 # By M, as the engine's own files have them.
 Configs = Mapping[int, Mapping[str, int]]
 
@@ -18,41 +21,46 @@ def gemm_config(block_m: int) -> dict[str, int]:
 
 
 def file_name(n: int, k: int, device: str) -> str:
-    """Returns the engine's name of the file of a shape; a device's name has no spaces there."""
-    return f"N={n},K={k},device_name={device},dtype=fp8_w8a8,block_shape=[128, 128].json"
+    """Returns the engine's name of the file of a shape."""
+    return engine_name(n, k, device, (128, 128))
+
+
+def tuning_record(
+    path: Path, n: int, k: int, configs: Configs, device: str, lost: tuple[int, ...] = ()
+) -> Path:
+    """Writes the record of a tuning in which each of these won its race, but those that lost."""
+    kernel = read_kernel(KERNEL)
+    chosen = [
+        {
+            "dimensions": {"N": n, "K": k, "M": m},
+            "config": dict(config),
+            "default": dict(kernel.default),
+            "published": m not in lost,
+        }
+        for m, config in configs.items()
+    ]
+    record = {"kind": "tuning", "outcome": "tuned", "machine": {"gpus": device}, "chosen": chosen}
+    write_record(path, record)
+    return path
 
 
 def write_config_plugin(
-    folder: Path,
-    files: Mapping[tuple[int, int], Configs],
-    device: str,
-    module: str = "leverbench_w8a8_block_fp8",
+    folder: Path, files: Mapping[tuple[int, int], Configs], device: str, name: str = KERNEL.name
 ) -> dict[tuple[int, int], str]:
-    """Writes the folder for a server's PYTHONPATH.
+    """Publishes configs as if they had won their races.
 
     Args:
-        folder: Where.
+        folder: Where; a server's PYTHONPATH is its ``plugin``.
         files: Configs by (N, K).
-        device: Name of the device, as in file names.
-        module: The plugin's name.
+        device: The GPU, as torch names it.
+        name: Of the kernel.
 
     Returns:
         The SHA-256 of each file, by (N, K).
     """
-    package, metadata = folder / module, folder / f"{module}-0.1.dist-info"
-    (package / "configs").mkdir(parents=True)
-    metadata.mkdir()
-    digests = {}
-    for (n, k), configs in files.items():
-        content = json.dumps({str(m): config for m, config in configs.items()}).encode()
-        (package / "configs" / file_name(n, k, device)).write_bytes(content)
-        digests[n, k] = hashlib.sha256(content).hexdigest()
-    named = {file_name(n, k, device): digest for (n, k), digest in digests.items()}
-    about = {"digest": "d" * 64, "device": device, "files": named}
-    (package / "configs.json").write_text(json.dumps(about))
-    loader = Path(sglang_config_plugin.__file__).read_text()
-    (package / "__init__.py").write_text(loader)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\n")
-    group = get_engine("sglang").plugin_group
-    (metadata / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:register\n")
-    return digests
+    tunings = [
+        tuning_record(folder / f"{n}-{k}.json", n, k, configs, device)
+        for (n, k), configs in files.items()
+    ]
+    publish(replace(read_kernel(KERNEL), name=name), folder, tunings, folder)
+    return dict(read_published(folder).files)

@@ -68,7 +68,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = write_word_model(folder / "model")
     (model / "config.json").write_text(json.dumps(MODEL))
     tuned = {1: gemm_config(16), 24: gemm_config(64)}
-    digests = write_config_plugin(folder / "plugin", {SERVED: tuned}, "Made-up_GPU")
+    digests = write_config_plugin(folder, {SERVED: tuned}, "Made-up GPU")
     base = yaml.safe_load((ROOT / "config/campaign.yaml").read_text())["engine"]
     args = {**base["args"], "tp-size": RANKS, "load-format": "dummy"}
     cores = sorted(os.sched_getaffinity(0))

@@ -1,5 +1,6 @@
 """The loader of tuned FP8 configs, in the engine's own plugin framework; no server is needed."""
 
+import hashlib
 import json
 import os
 import struct
@@ -16,8 +17,9 @@ from leverbench.campaign.model import Engine
 from leverbench.engines import get_engine
 from leverbench.engines.sglang_config_lines import Answer, first_uses, looked_up, tuned_file_lines
 from leverbench.engines.sglang_config_plugin import find_function, read_files
+from leverbench.kernels.publish import read_published
 
-DEVICE = "Made-up_GPU"
+DEVICE = "Made-up GPU"
 MODULE = "leverbench_w8a8_block_fp8"
 TUNED = {
     (2048, 4096): {1: gemm_config(16), 16: gemm_config(32)},
@@ -84,12 +86,13 @@ class Loaded:
     log: str
     calls: dict[str, tuple[int, int]]
     digests: dict[tuple[int, int], str]
+    digest: str
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp("configs")
-    digests = write_config_plugin(folder / "plugin", TUNED, DEVICE)
+    digests = write_config_plugin(folder, TUNED, DEVICE)
     said, log = run_program(folder, [folder / "plugin"])
     return Loaded(
         said=said,
@@ -99,6 +102,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
             for path in (folder / "calls").iterdir()
         },
         digests=digests,
+        digest=read_published(folder).digest,
     )
 
 
@@ -158,13 +162,15 @@ def test_lookups_are_counted_in_a_file_of_the_process(loaded):
     assert counts == (6, 3)
     assert {str(line.pid) for line in tuned_file_lines(loaded.log)} == {pid}
     path = "sglang.kernels.ops.gemm.fp8_kernel.get_w8a8_block_fp8_configs"
-    registered = f"leverbench: kernel w8a8-block-fp8 {'d' * 16} for {path} in process {pid}"
+    registered = (
+        f"leverbench: kernel w8a8-block-fp8 {loaded.digest[:16]} for {path} in process {pid}"
+    )
     assert loaded.log.splitlines().count(registered) == 1
 
 
 @pytest.mark.engine
 def test_a_process_that_runs_no_model_imports_nothing_for_it(tmp_path):
-    write_config_plugin(tmp_path / "plugin", TUNED, DEVICE)
+    write_config_plugin(tmp_path, TUNED, DEVICE)
 
     imported, log = run_program(tmp_path, [tmp_path / "plugin"], "launcher")
 
@@ -175,10 +181,13 @@ def test_a_process_that_runs_no_model_imports_nothing_for_it(tmp_path):
 
 @pytest.mark.engine
 def test_what_keeps_files_from_being_served_is_found_in_the_engine_s_log(tmp_path):
-    plugins = {name: tmp_path / name for name in ("changed", "cut", "missing", "gone", "foreign")}
+    plugins = {
+        name: tmp_path / name / "plugin"
+        for name in ("changed", "cut", "missing", "gone", "foreign")
+    }
     packages = {}
     for name, plugin in plugins.items():
-        write_config_plugin(plugin, TUNED, DEVICE, f"leverbench_{name}")
+        write_config_plugin(plugin.parent, TUNED, DEVICE, name)
         packages[name] = plugin / f"leverbench_{name}"
     at = f"configs/{file_name(2048, 4096, DEVICE)}"
     (packages["changed"] / at).write_text(json.dumps({"1": gemm_config(64)}))
@@ -238,9 +247,10 @@ def test_a_version_without_the_function_is_refused(tmp_path):
 
 def test_files_are_read_by_shape_with_whole_numbers_for_m(tmp_path):
     write_config_plugin(tmp_path, TUNED, DEVICE)
-    about = json.loads((tmp_path / MODULE / "configs.json").read_text())
+    package = tmp_path / "plugin" / MODULE
+    about = json.loads((package / "configs.json").read_text())
 
-    files = read_files(tmp_path / MODULE / "configs", DEVICE, about["files"])
+    files = read_files(package / "configs", about["device"], about["files"])
 
     assert {shape: list(file.configs) for shape, file in files.items()} == {
         (2048, 4096, 128, 128): [1, 16],
@@ -249,8 +259,9 @@ def test_files_are_read_by_shape_with_whole_numbers_for_m(tmp_path):
 
 
 def test_a_file_without_configs_is_refused(tmp_path):
-    write_config_plugin(tmp_path, {(8, 8): {}}, DEVICE)
-    about = json.loads((tmp_path / MODULE / "configs.json").read_text())
+    path = tmp_path / file_name(8, 8, DEVICE)
+    path.write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
 
     with pytest.raises(ValueError, match="has no config"):
-        read_files(tmp_path / MODULE / "configs", DEVICE, about["files"])
+        read_files(tmp_path, "Made-up_GPU", {path.name: digest})
