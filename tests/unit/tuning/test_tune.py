@@ -92,7 +92,8 @@ def test_a_rival_that_loses_its_race_is_not_shipped(tmp_path):
 
 
 def test_the_invalid_are_counted_by_reason(tmp_path):
-    kernel = write_kernel(tmp_path, [50, 30, 10, 20, 60], restrictions=["work <= 50"])
+    restrictions = ["work <= 50", "work > 0"]
+    kernel = write_kernel(tmp_path, [50, 30, 10, 20, 60], restrictions=restrictions)
     timer = ScriptedTimer(by_work, {10: Invalid.WRONG_ANSWER, 30: Invalid.CRASHED})
 
     result = tuned(kernel, timer, tmp_path / "journal.jsonl")
@@ -104,6 +105,17 @@ def test_the_invalid_are_counted_by_reason(tmp_path):
         Invalid.WRONG_ANSWER: 1,
         Invalid.CRASHED: 1,
     }
+    assert result.restricted == {"work <= 50": 1}
+
+
+def test_the_restricted_are_counted_over_all_calls(tmp_path):
+    kernel = write_kernel(tmp_path, [50, 30, 10], sizes=[1, 2], restrictions=["work > 10 * batch"])
+
+    result = tuned(kernel, ScriptedTimer(by_work), tmp_path / "journal.jsonl")
+
+    assert result.candidates == 6
+    assert result.restricted == {"work > 10 * batch": 2}
+    assert result.invalid == {Invalid.RESTRICTED: 2}
 
 
 def test_who_fails_in_the_race_leaves_it_to_the_next(tmp_path):
