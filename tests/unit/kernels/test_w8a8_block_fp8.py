@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import build, toolchain
 from leverbench.kernels.manifest import Candidate, Kernel, read_kernel, shape_name
+from leverbench.kernels.prepared import prepare
 from leverbench.tuning.compile_ahead import Compiled, compile_ahead
 from leverbench.tuning.gpu import Gpu
 from leverbench.tuning.journal import Journal
@@ -43,6 +45,14 @@ def module() -> ModuleType:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def test_it_is_prepared_for_a_gpu_and_not_for_a_cpu(kernel):
+    (record,) = prepare(kernel, SETTINGS, "nvidia-h200").tunings
+
+    assert record.name == "k4096-n1536.json"
+    with pytest.raises(LeverbenchError, match="shared_bytes is a fact of a GPU"):
+        prepare(kernel, SETTINGS, "cpu")
 
 
 def candidates(kernel: Kernel, m: int, gpu: Gpu = RTX_PRO_6000) -> tuple[Candidate, ...]:
