@@ -144,6 +144,8 @@ def gemm_shapes(
     """Returns the shapes for which a server looks up tuned FP8 block-GEMM files.
 
     The draft model is the model's own MTP layer; one from another folder is not known here.
+    Nor is what ``moe-runner-backend: auto`` becomes: on some devices it keeps a shared expert
+    apart that is taken for fused here. A log shows it.
 
     Args:
         config: The model's config.json.
@@ -208,9 +210,10 @@ def alternatives(
             {**env, _SHARED_EXPERT_TP1: str(int(not whole_shared))},
         ),
     ]
+    joined = {key: value for key, value in given.items() if key != "enable-dp-attention"}
     for size in dict.fromkeys((1, tp_size)):
         changes.append(
-            (f"the server ran with attn-dp-size {size}", {**given, "attn-dp-size": size}, env)
+            (f"the server ran with attn-dp-size {size}", {**joined, "attn-dp-size": size}, env)
         )
     for size in (1, 2, 4, 8, 16):
         changes.append((f"the server ran with tp-size {size}", {**given, "tp-size": size}, env))

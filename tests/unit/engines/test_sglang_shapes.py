@@ -418,6 +418,19 @@ def test_a_server_that_ran_on_fewer_ranks():
     assert not any(reason.startswith("Unknown") for reason in reasons.values())
 
 
+@pytest.mark.parametrize("args", [{"attn-dp-size": 4}, {"enable-dp-attention": True, "dp-size": 4}])
+def test_a_server_that_split_attention_over_all_ranks(args):
+    reasons = differing(QWEN3_8B, {"tp-size": 4, **args}, ({"tp-size": 4}, {}))
+
+    because = "because the server ran with attn-dp-size 1."
+    # The whole qkv_proj has the shape of a rank's gate_up_proj: that one stays.
+    assert reasons == {
+        (4096, 4096): f"Likely {because}",
+        (1536, 4096): f"Likely qkv_proj, {because}",
+        (4096, 1024): f"Likely o_proj, {because}",
+    }
+
+
 def test_a_server_that_fused_its_shared_expert():
     fused = {"tp-size": 8, "enforce-shared-experts-fusion": True}
 
