@@ -14,7 +14,7 @@ from leverbench.engines.arguments import identify
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Kernel
 from leverbench.serving.machine import installed_gpus
-from leverbench.tuning.batch_sizes import batch_sizes
+from leverbench.tuning.batch_sizes import SHIPPED_SIZES, decode_sizes
 from leverbench.tuning.gpu import capability_of, first_gpu
 from leverbench.tuning.shapes import GemmShape, LookedUp, compare
 
@@ -184,11 +184,12 @@ def _shaped(campaign: Campaign, kernel: Kernel) -> Kernel:
         shapes |= dict.fromkeys((one.n, one.k) for one in _shapes_of(campaign, kernel, variant))
         args = variant.engine.args
         drafts, captured = files.draft_tokens(args), files.captured_sizes(args)
-        sizes |= dict.fromkeys(batch_sizes(campaign.ladder, drafts, captured))
+        sizes |= dict.fromkeys(decode_sizes(campaign.ladder, drafts, captured))
     return replace(
         kernel,
         shapes=tuple({"N": n, "K": k} for n, k in shapes) or kernel.shapes,
-        sizes=kernel.sizes or tuple(sizes),
+        # What is run comes first: a search that is stopped early has that.
+        sizes=kernel.sizes or tuple(sizes | dict.fromkeys(SHIPPED_SIZES)),
     )
 
 

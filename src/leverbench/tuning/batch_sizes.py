@@ -6,29 +6,10 @@ from collections.abc import Iterable
 SHIPPED_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
-def batch_sizes(
-    concurrencies: Iterable[int], draft_tokens: int, captured: Iterable[int] | None
-) -> tuple[int, ...]:
-    """Returns the values of M to tune: first what a campaign runs, then the rest of the list.
-
-    Args:
-        concurrencies: Requests in flight, of the campaign's ladder.
-        draft_tokens: Tokens of a request that a step verifies; 1 without speculation.
-        captured: Batches that CUDA graphs are captured for, in requests; None where that is not
-            known, empty where none is.
-
-    Returns:
-        Two ascending runs, in the order of their worth: a search that is stopped early has what
-        the campaign runs.
-    """
-    first = decode_sizes(concurrencies, draft_tokens, captured)
-    return (*first, *(size for size in SHIPPED_SIZES if size not in first))
-
-
 def decode_sizes(
     concurrencies: Iterable[int], draft_tokens: int, captured: Iterable[int] | None
 ) -> tuple[int, ...]:
-    """Returns the values of M of a campaign's decode steps, ascending; arguments as above.
+    """Returns the values of M of a campaign's decode steps, ascending.
 
     A step of C requests replays the smallest graph of at least C, padded up to it; where none is
     large enough, or none is known, it has the rows of C itself.

@@ -6,8 +6,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +146,9 @@ def tune(
     elif why is None:
         gpu = None if device == "cpu" else first_gpu()
         steps = Journal(journal, about)
-
-        def compiled(
-            dimensions: Dimensions, candidates: Sequence[Candidate]
-        ) -> list[Compiled | InvalidCandidate]:
-            assert gpu is not None
-            cores = len(os.sched_getaffinity(0))
-            of = (dimensions, candidates, gpu.capability)
-            return compile_ahead(kernel, code, settings, *of, cores, steps)
-
-        ahead = compiled if kernel.compiles_ahead and gpu else None
+        ahead = None
+        if kernel.compiles_ahead and gpu is not None:
+            ahead = _ahead(kernel, code, settings, gpu.capability, steps)
         with Worker(kernel, code, settings, device) as worker:
             tuned = tune_calls(kernel, shape, worker, steps, gpu, incumbent, ahead)
     else:
@@ -210,6 +204,36 @@ def what_is_timed(kernel: Kernel, code: Path, device: str) -> dict[str, Any]:
 Incumbent = Callable[[Dimensions], Candidate]
 # Compiles candidates of a call ahead of their timing, and tells which are invalid.
 Ahead = Callable[[Dimensions, Sequence[Candidate]], Sequence[Compiled | InvalidCandidate]]
+
+
+def _ahead(
+    kernel: Kernel, code: Path, settings: EngineSettings, capability: int, journal: Journal
+) -> Ahead:
+    """Returns what compiles candidates on all cores, so that none is compiled while it is timed."""
+    compiling = partial(
+        compile_ahead,
+        code=code,
+        settings=settings,
+        capability=capability,
+        workers=len(os.sched_getaffinity(0)),
+        journal=journal,
+    )
+
+    def compiled(
+        dimensions: Dimensions, candidates: Sequence[Candidate]
+    ) -> list[Compiled | InvalidCandidate]:
+        # What one of those that share its resources cannot have, none of them is compiled for.
+        of_all = compiling(kernel, dimensions=dimensions, candidates=candidates)
+        fit = [
+            candidate
+            for candidate, result in zip(candidates, of_all, strict=True)
+            if isinstance(result, Compiled)
+        ]
+        every = replace(kernel, compile_shares=())
+        own = iter(compiling(every, dimensions=dimensions, candidates=fit))
+        return [next(own) if isinstance(result, Compiled) else result for result in of_all]
+
+    return compiled
 
 
 def _incumbents(

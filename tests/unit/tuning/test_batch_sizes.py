@@ -1,8 +1,8 @@
-"""The values of M: what a campaign runs comes first."""
+"""The values of M that a campaign's decode steps have."""
 
 import pytest
 
-from leverbench.tuning.batch_sizes import SHIPPED_SIZES, batch_sizes, decode_sizes
+from leverbench.tuning.batch_sizes import decode_sizes
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,3 @@ def test_decode_steps_have_the_rows_of_the_graph_that_they_replay(
     concurrencies, draft_tokens, captured, expected
 ):
     assert decode_sizes(concurrencies, draft_tokens, captured) == expected
-
-
-def test_the_campaign_s_own_come_first_and_the_rest_of_the_shipped_after_them():
-    sizes = batch_sizes([1, 8, 16, 5], 4, [1, 8, 16])
-
-    assert sizes[:3] == (4, 32, 64)
-    assert sizes[3:7] == (1, 2, 8, 16)
-    assert sorted(sizes) == sorted(SHIPPED_SIZES)
-    assert len(sizes) == 18
-
-
-def test_a_size_that_no_shipped_file_has_is_added():
-    assert batch_sizes([12], 1, None) == (12, *SHIPPED_SIZES)
