@@ -85,7 +85,7 @@ def test_a_default_that_does_not_compile_is_an_error(tmp_path):
     kernel = write_kernel(tmp_path, [50, 30])
     timer, journal = ScriptedTimer(by_work), Journal(tmp_path / "j.jsonl", {})
 
-    with pytest.raises(LeverbenchError, match="the default cannot be used .* out-of-resources"):
+    with pytest.raises(LeverbenchError, match=r"the default cannot be used .* out-of-resources"):
         tune_calls(kernel, SHAPE, timer, journal, ahead=compiled_but(50))
 
 
