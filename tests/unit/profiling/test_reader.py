@@ -523,6 +523,21 @@ def test_one_bad_rank_is_one_message(tmp_path, bad):
     assert caught.value.where == str(tmp_path / f"{bad}.json")
 
 
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("program", "told"), [("exit 3", "ended with 3"), ("kill -9 $$", "ended with -9")]
+)
+def test_a_reader_that_dies_is_one_message(tmp_path, monkeypatch, program, told):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho no memory >&2\n{program}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(reader_module.sys, "executable", str(python))
+
+    with pytest.raises(LeverbenchError, match=rf"{told} \(no memory\)") as caught:
+        reader_module._read_in_process(tmp_path / "t.json", tmp_path / "events.parquet")
+    assert caught.value.where == str(tmp_path / "t.json")
+
+
 def peak_mb(trace: Path, target: Path) -> float:
     """Reads a trace in a process of its own; returns the most memory that it had."""
     command = [sys.executable, "-m", reader_module.__name__, str(trace), str(target)]
