@@ -1,0 +1,486 @@
+"""Where the time of a rank's decode steps goes, from the events of its trace.
+
+On a GPU what counts is the union of its streams: kernels that overlap take their time together. On
+the CPU each call has its self time: what is left without the calls inside it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from leverbench.profiling import steps
+from leverbench.profiling.categories import category, loops
+from leverbench.profiling.events import (
+    DEVICE_KINDS,
+    codes,
+    load_events,
+    load_facts,
+    numbers,
+    of_kinds,
+)
+from leverbench.profiling.geometry import Capability, Geometry, geometry
+from leverbench.profiling.intervals import (
+    Flags,
+    Index,
+    Intervals,
+    Ns,
+    alone_ns,
+    clip,
+    gaps,
+    merge,
+    sum_by,
+)
+from leverbench.profiling.selftime import mark_loops, nest, self_times
+from leverbench.profiling.steps import Steps
+
+CPU, GPU = "cpu", "gpu"
+COMMUNICATION = "comm"
+
+# Tells which annotations mark a step of the engine, and of each whether it is a decode step.
+StepMarks: TypeAlias = Callable[[Iterable[str]], Mapping[str, bool]]
+
+_NS_PER_US = 1000
+_LAUNCH = ("grid_blocks", "block_threads", "registers", "shared_bytes")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All calls of one operation, inside loops of a category or outside of loops.
+
+    Attributes:
+        device: ``cpu`` or ``gpu``.
+        name: Of the kernel, the operation or the annotation; or what lies between the operations
+            of loops.
+        category: From ``categories.yaml``, or ``host-code`` or ``other``.
+        in_loop: Whether the loop that it is in decided on the category, and not its name.
+        calls: How many, in the whole recording.
+        self_us: Time in it, without that in operations inside it, in the whole recording; on a
+            GPU the sum of durations.
+        union_us: Time in which it ran in the whole decode steps, once where it overlaps itself.
+        launch: How it is launched for most of its time; None on the CPU, and where the trace does
+            not tell.
+    """
+
+    device: str
+    name: str
+    category: str
+    in_loop: bool
+    calls: int
+    self_us: float
+    union_us: float
+    launch: Geometry | None = None
+
+
+@dataclass(frozen=True)
+class CategoryTime:
+    """A category in the whole decode steps of one rank.
+
+    Attributes:
+        union_us: Time in which one of its operations ran.
+        alone_us: The part of it in which no other category's ran; None on the CPU.
+        gap_us: Time in which nothing ran, until one of its operations did; None on the CPU.
+    """
+
+    union_us: float
+    alone_us: float | None = None
+    gap_us: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """The whole decode steps of one device of one rank; the whole recording where there are none.
+
+    Attributes:
+        steps: These steps.
+        span_us: Their length.
+        busy_us: The part of it in which something ran, on any stream or thread.
+        gaps_us: What is left: each time in which nothing ran; None on the CPU.
+        categories: By name.
+        collectives_us: By kernel of the communication, how long each call took, in order.
+    """
+
+    steps: Steps
+    span_us: float
+    busy_us: float
+    gaps_us: Sequence[float] | None
+    categories: Mapping[str, CategoryTime]
+    collectives_us: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """What one rank did while it was recorded.
+
+    Attributes:
+        operations: All operations.
+        events: Number of events that they were made from.
+        devices: Where the time of its steps went: by ``cpu`` and ``gpu``, one entry for each GPU.
+        truncated: Why the trace ends before its end; None for a whole one.
+    """
+
+    operations: tuple[Operation, ...]
+    events: int
+    devices: Mapping[str, Sequence[DeviceTime]]
+    truncated: str | None = None
+
+
+def attribute(events: Path, marks: StepMarks) -> RankTime:
+    """Returns where a rank's time went.
+
+    Args:
+        events: The file that `reader.read_events` wrote.
+        marks: How the engine marks its steps.
+    """
+    facts = load_facts(events)
+    table = load_events(events, ("kind", "name", "device", "lane", "start_ns", "duration_ns"))
+    on_gpu = _spans(table, DEVICE_KINDS)
+    on_cpu = _spans(table, ("op", "annotation"))
+    recording = _spans(table, ("recording",))
+    annotations = _spans(table, ("annotation",)), _spans(table, ("gpu-annotation",))
+    kernels = of_kinds(table, ("kernel",))[of_kinds(table, DEVICE_KINDS)]
+    is_annotation = of_kinds(table, ("annotation",))[of_kinds(table, ("op", "annotation"))]
+    del table
+    marked = _Marks.read(*annotations, marks)
+    launches = _launches(events, facts.devices)
+    gpu_operations, gpus = _gpu(on_gpu, kernels, marked, launches)
+    cpu_operations, cpus = _cpu(on_cpu, is_annotation, recording, marked)
+    return RankTime(
+        operations=(*gpu_operations, *cpu_operations),
+        events=len(on_gpu) + len(on_cpu),
+        devices={GPU: gpus, CPU: cpus},
+        truncated=facts.truncated,
+    )
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Events of some kinds, as arrays; `names` are those of all events."""
+
+    names: Sequence[str]
+    name: Index
+    device: Index
+    lane: Index
+    start_ns: Ns
+    end_ns: Ns
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def __getitem__(self, chosen: Index | Flags) -> "_Spans":
+        return _Spans(
+            self.names,
+            self.name[chosen],
+            self.device[chosen],
+            self.lane[chosen],
+            self.start_ns[chosen],
+            self.end_ns[chosen],
+        )
+
+
+def _spans(table: pa.Table, kinds: Iterable[str]) -> _Spans:
+    chosen = of_kinds(table, kinds)
+    name, names = codes(table, "name")
+    start_ns = numbers(table, "start_ns")[chosen]
+    return _Spans(
+        names,
+        name[chosen],
+        numbers(table, "device")[chosen],
+        numbers(table, "lane")[chosen],
+        start_ns,
+        start_ns + numbers(table, "duration_ns")[chosen],
+    )
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The marks of steps: on the CPU, and their copies on GPUs; and which are decode steps."""
+
+    cpu: _Spans
+    gpu: _Spans
+    cpu_decodes: Flags
+    gpu_decodes: Flags
+
+    @classmethod
+    def read(cls, cpu: _Spans, gpu: _Spans, marks: StepMarks) -> "_Marks":
+        """Takes the marks of steps from all annotations."""
+        used = {cpu.names[code] for spans in (cpu, gpu) for code in np.unique(spans.name)}
+        told = marks(sorted(used))
+        is_mark = np.array([name in told for name in cpu.names], np.bool_)
+        is_decode = np.array([told.get(name, False) for name in cpu.names], np.bool_)
+        cpu, gpu = (spans[is_mark[spans.name]] for spans in (cpu, gpu))
+        return cls(cpu, gpu, is_decode[cpu.name], is_decode[gpu.name])
+
+    def of_cpu(self) -> Steps:
+        """Returns the steps on the CPU."""
+        if not len(self.cpu):
+            return steps.not_found("the trace has no marks of steps on the CPU")
+        return _by_marks(self.cpu, self.cpu_decodes, int(self.cpu_decodes.sum()))
+
+    def of_gpu(self, device: int) -> Steps | None:
+        """Returns the steps on a GPU; None where there are no marks on it."""
+        here = self.gpu.device == device
+        if not here.any():
+            return None
+        marked = int(self.cpu_decodes.sum()) if len(self.cpu) else None
+        return _by_marks(self.gpu[here], self.gpu_decodes[here], marked)
+
+
+def _by_marks(spans: _Spans, decodes: Flags, seen: int | None) -> Steps:
+    """Takes steps from the lane with the most decode steps, of those the one with most time.
+
+    Kernels of one step may run on several streams, each of which has a copy of its mark.
+    """
+    lanes = int(spans.lane.max()) + 1
+    count = np.bincount(spans.lane, weights=decodes, minlength=lanes)
+    lasting_ns = np.bincount(spans.lane, weights=spans.end_ns - spans.start_ns, minlength=lanes)
+    here = np.flatnonzero(spans.lane == np.lexsort((lasting_ns, count))[-1])
+    order = here[np.argsort(spans.start_ns[here], kind="stable")]
+    of_lane = decodes[order]
+    return steps.by_annotations(
+        spans.start_ns[order], of_lane, int(of_lane.sum()) if seen is None else seen
+    )
+
+
+def _gpu(
+    spans: _Spans, kernels: Flags, marks: _Marks, launches: Mapping[int, Geometry]
+) -> tuple[list[Operation], list[DeviceTime]]:
+    order = np.argsort(spans.start_ns, kind="stable")
+    spans, kernels = spans[order], kernels[order]
+    used, name = np.unique(spans.name, return_inverse=True)
+    names = [spans.names[code] for code in used]
+    of_name = [category(one) for one in names]
+    categories = sorted(set(of_name))
+    category_of = np.array([categories.index(one) for one in of_name], np.int64)
+    union_ns = np.zeros(len(names), np.int64)
+    devices = []
+    # A GPU without kernels is one that others copied to.
+    for device in np.unique(spans.device[kernels] if kernels.any() else spans.device).tolist():
+        here = spans.device == device
+        found = marks.of_gpu(device) or _periodic(spans[here & kernels])
+        times, of_names_ns = _gpu_time(
+            name[here], spans.start_ns[here], spans.end_ns[here], found, category_of, categories
+        )
+        union_ns += of_names_ns
+        in_steps = _inside(spans.start_ns, _windows(found, spans.start_ns[here], spans.end_ns[here]))
+        collectives = {}
+        for code in np.flatnonzero(np.array(of_name) == COMMUNICATION).tolist():
+            calls = here & in_steps & kernels & (name == code)
+            if calls.any():
+                lasting_ns = spans.end_ns[calls] - spans.start_ns[calls]
+                collectives[names[code]] = _us(lasting_ns)
+        devices.append(replace(times, collectives_us=collectives))
+    self_ns = sum_by(name, spans.end_ns - spans.start_ns, len(names))
+    calls_of = np.bincount(name, minlength=len(names))
+    operations = [
+        Operation(
+            device=GPU,
+            name=one,
+            category=of_name[code],
+            in_loop=False,
+            calls=int(calls_of[code]),
+            self_us=int(self_ns[code]) / _NS_PER_US,
+            union_us=int(union_ns[code]) / _NS_PER_US,
+            launch=launches.get(int(used[code])),
+        )
+        for code, one in enumerate(names)
+    ]
+    return operations, devices
+
+
+def _periodic(kernels: _Spans) -> Steps:
+    """Looks for steps among the kernels of the busiest stream."""
+    if not len(kernels):
+        return steps.not_found("no kernels")
+    lasting_ns = np.bincount(kernels.lane, weights=kernels.end_ns - kernels.start_ns)
+    here = kernels.lane == np.argmax(lasting_ns)
+    return steps.by_periodicity(kernels.name[here], kernels.start_ns[here])
+
+
+def _gpu_time(
+    name: Index,
+    start_ns: Ns,
+    end_ns: Ns,
+    found: Steps,
+    category_of: Index,
+    categories: Sequence[str],
+) -> tuple[DeviceTime, Ns]:
+    """Returns the times of one GPU, and the union of each name's operations.
+
+    Args:
+        name: Number of each operation's name, by start.
+        start_ns: Their starts, in order.
+        end_ns: Their ends.
+        found: The decode steps.
+        category_of: Number of each name's category.
+        categories: Their names.
+    """
+    windows = _windows(found, start_ns, end_ns)
+    from_ns, to_ns, of = clip(start_ns, end_ns, windows)
+    busy = merge(from_ns, to_ns)[:2]
+    idle_from_ns, idle_to_ns = gaps(busy, windows)
+    idle_ns = idle_to_ns - idle_from_ns
+    following = np.searchsorted(start_ns, idle_to_ns, side="left")
+    known = following < len(start_ns)
+    gap_ns = sum_by(category_of[name[following[known]]], idle_ns[known], len(categories))
+    of_category = merge(from_ns, to_ns, category_of[name[of]])
+    union_ns = _lengths(*of_category, len(categories))
+    only_ns = alone_ns(*of_category, len(categories))
+    of_names_ns = _lengths(*merge(from_ns, to_ns, name[of]), len(category_of))
+    times = DeviceTime(
+        steps=found,
+        span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
+        busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
+        gaps_us=_us(idle_ns),
+        categories={
+            one: CategoryTime(
+                union_us=int(union_ns[code]) / _NS_PER_US,
+                alone_us=int(only_ns[code]) / _NS_PER_US,
+                gap_us=int(gap_ns[code]) / _NS_PER_US,
+            )
+            for code, one in enumerate(categories)
+        },
+        collectives_us={},
+    )
+    return times, of_names_ns
+
+
+def _lengths(start_ns: Ns, end_ns: Ns, group: Index, groups: int) -> Ns:
+    return sum_by(group, end_ns - start_ns, groups)
+
+
+def _us(time_ns: Ns) -> Sequence[float]:
+    found: list[float] = (time_ns / _NS_PER_US).tolist()
+    return found
+
+
+def _windows(found: Steps, start_ns: Ns, end_ns: Ns) -> Intervals:
+    """Returns the whole steps as intervals, none of which touch; else all that was recorded."""
+    if len(found.start_ns):
+        return merge(found.start_ns, found.end_ns)[:2]
+    if not len(start_ns):
+        return start_ns, end_ns
+    return np.array([start_ns.min()]), np.array([end_ns.max()])
+
+
+def _inside(at_ns: Ns, windows: Intervals) -> Flags:
+    """Tells which times are in one of the windows."""
+    window = np.searchsorted(windows[0], at_ns, side="right") - 1
+    if not len(windows[0]):
+        return np.zeros(len(at_ns), np.bool_)
+    return (window >= 0) & (at_ns < windows[1][np.maximum(window, 0)])
+
+
+def _launches(events: Path, devices: Sequence[Mapping[str, Any]]) -> dict[int, Geometry]:
+    """Returns for each kernel, by the number of its name, the geometry that has most of its time.
+
+    Args:
+        events: The file of events.
+        devices: What is known of the GPUs.
+    """
+    table = load_events(events, ("kind", "name", "device", "duration_ns", *_LAUNCH))
+    chosen = of_kinds(table, ("kernel",))
+    if not chosen.any():
+        return {}
+    # -1 stands for what is not told.
+    columns = [codes(table, "name")[0][chosen], numbers(table, "device")[chosen]]
+    columns += [
+        np.nan_to_num(numbers(table, column)[chosen].astype(np.float64), nan=-1).astype(np.int64)
+        for column in _LAUNCH
+    ]
+    kind = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        # Numbered anew each time, so that no product of numbers grows beyond 64 bits.
+        kind = np.unique(kind * len(values) + code, return_inverse=True)[1]
+    first = np.unique(kind, return_index=True)[1]
+    lasting_ns = np.bincount(kind, weights=numbers(table, "duration_ns")[chosen])
+    of_device = {device["id"]: device for device in devices}
+    found: dict[int, Geometry] = {}
+    # The longest last: it stays.
+    for one in np.argsort(lasting_ns, kind="stable").tolist():
+        name, device, *launch = (int(column[first[one]]) for column in columns)
+        if launch[0] >= 0:
+            known = [None if value < 0 else value for value in launch]
+            found[name] = geometry(*known, *_chip(of_device.get(device, {})))
+    return found
+
+
+def _chip(device: Mapping[str, Any]) -> tuple[int | None, Capability | None]:
+    major, minor = device.get("compute_major"), device.get("compute_minor")
+    capability = None if major is None or minor is None else (int(major), int(minor))
+    return device.get("sm_count"), capability
+
+
+def _cpu(
+    spans: _Spans, annotation: Flags, recording: _Spans, marks: _Marks
+) -> tuple[list[Operation], list[DeviceTime]]:
+    if not len(spans):
+        return [], []
+    end_ns = spans.end_ns
+    if len(recording):
+        # What is open when it ends goes on while the trace is written.
+        end_ns = np.maximum(np.minimum(end_ns, recording.end_ns.max()), spans.start_ns)
+    calls = nest(spans.names, spans.name, annotation, spans.lane, spans.start_ns, end_ns)
+    known = loops()
+    loop, self_ns, pauses = mark_loops(calls, self_times(calls), known)
+    found = marks.of_cpu()
+    windows = _windows(found, calls.start_ns, calls.end_ns)
+    counted = np.where(_inside(calls.start_ns, windows), self_ns, 0)
+    # Name, whether it is an annotation, and loop, in one number.
+    kinds, kind = np.unique(
+        (calls.name.astype(np.int64) * 2 + calls.annotation) * (len(known) + 1) + loop + 1,
+        return_inverse=True,
+    )
+    calls_of = np.bincount(kind)
+    self_of = sum_by(kind, self_ns, len(kinds))
+    counted_of = sum_by(kind, counted, len(kinds))
+    operations = []
+    for code, one in enumerate(kinds.tolist()):
+        of_loop, rest = one % (len(known) + 1), one // (len(known) + 1)
+        name = calls.names[rest // 2]
+        operations.append(
+            Operation(
+                device=CPU,
+                name=name,
+                category=known[of_loop - 1].category
+                if of_loop
+                else category(name, annotation=bool(rest % 2)),
+                in_loop=of_loop > 0,
+                calls=int(calls_of[code]),
+                self_us=int(self_of[code]) / _NS_PER_US,
+                union_us=int(counted_of[code]) / _NS_PER_US,
+            )
+        )
+    for key in sorted({(pause.category, pause.call) for pause in pauses}):
+        of_key = [pause for pause in pauses if (pause.category, pause.call) == key]
+        lasting_ns = np.array([pause.self_ns for pause in of_key])
+        inside = _inside(np.array([pause.start_ns for pause in of_key]), windows)
+        operations.append(
+            Operation(
+                device=CPU,
+                name=f"loop of {key[1]}, between operations",
+                category=key[0],
+                in_loop=True,
+                calls=len(of_key),
+                self_us=int(lasting_ns.sum()) / _NS_PER_US,
+                union_us=int(lasting_ns[inside].sum()) / _NS_PER_US,
+            )
+        )
+    busy = merge(*clip(calls.start_ns, calls.end_ns, windows)[:2])[:2]
+    of_category: dict[str, float] = {}
+    for operation in operations:
+        so_far = of_category.get(operation.category, 0.0)
+        of_category[operation.category] = so_far + operation.union_us
+    times = DeviceTime(
+        steps=found,
+        span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
+        busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
+        gaps_us=None,
+        categories={name: CategoryTime(union_us) for name, union_us in of_category.items()},
+        collectives_us={},
+    )
+    return operations, [times]
