@@ -5,20 +5,19 @@ the CPU each call has its self time: what is left without the calls inside it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from leverbench.profiling import steps
 from leverbench.profiling.categories import category, loops
 from leverbench.profiling.events import (
     DEVICE_KINDS,
     codes,
-    load_events,
     load_facts,
+    load_groups,
     numbers,
     of_kinds,
 )
@@ -34,6 +33,7 @@ from leverbench.profiling.intervals import (
     merge,
     sum_by,
 )
+from leverbench.profiling.reader import events_path, read_ranks
 from leverbench.profiling.selftime import mark_loops, nest, self_times
 from leverbench.profiling.steps import Steps
 
@@ -44,6 +44,7 @@ COMMUNICATION = "comm"
 StepMarks: TypeAlias = Callable[[Iterable[str]], Mapping[str, bool]]
 
 _NS_PER_US = 1000
+_PLACE = ("kind", "name", "device", "lane", "start_ns", "duration_ns")
 _LAUNCH = ("grid_blocks", "block_threads", "registers", "shared_bytes")
 
 
@@ -96,7 +97,8 @@ class DeviceTime:
 
     Attributes:
         steps: These steps.
-        span_us: Their length.
+        recording_us: Length of the whole recording, and how much of it something ran.
+        span_us: Length of the steps.
         busy_us: The part of it in which something ran, on any stream or thread.
         gaps_us: What is left: each time in which nothing ran; None on the CPU.
         categories: By name.
@@ -104,6 +106,7 @@ class DeviceTime:
     """
 
     steps: Steps
+    recording_us: tuple[float, float]
     span_us: float
     busy_us: float
     gaps_us: Sequence[float] | None
@@ -128,6 +131,23 @@ class RankTime:
     truncated: str | None = None
 
 
+def attribute_ranks(
+    traces: Mapping[str, Path], folder: Path, marks: StepMarks
+) -> dict[str, RankTime]:
+    """Reads the traces of several ranks at once, and returns where their time went.
+
+    Args:
+        traces: By the rank's name.
+        folder: Where their events are written to; they are of no use afterwards.
+        marks: How the engine marks its steps.
+
+    Raises:
+        LeverbenchError: A trace of which nothing can be had.
+    """
+    read_ranks(traces, folder)
+    return {rank: attribute(events_path(folder, rank), marks) for rank in traces}
+
+
 def attribute(events: Path, marks: StepMarks) -> RankTime:
     """Returns where a rank's time went.
 
@@ -136,21 +156,13 @@ def attribute(events: Path, marks: StepMarks) -> RankTime:
         marks: How the engine marks its steps.
     """
     facts = load_facts(events)
-    table = load_events(events, ("kind", "name", "device", "lane", "start_ns", "duration_ns"))
-    on_gpu = _spans(table, DEVICE_KINDS)
-    on_cpu = _spans(table, ("op", "annotation"))
-    recording = _spans(table, ("recording",))
-    annotations = _spans(table, ("annotation",)), _spans(table, ("gpu-annotation",))
-    kernels = of_kinds(table, ("kernel",))[of_kinds(table, DEVICE_KINDS)]
-    is_annotation = of_kinds(table, ("annotation",))[of_kinds(table, ("op", "annotation"))]
-    del table
-    marked = _Marks.read(*annotations, marks)
-    launches = _launches(events, facts.devices)
-    gpu_operations, gpus = _gpu(on_gpu, kernels, marked, launches)
-    cpu_operations, cpus = _cpu(on_cpu, is_annotation, recording, marked)
+    recorded = _read(events)
+    marked = _Marks.read(recorded, marks)
+    gpu_operations, gpus = _gpu(recorded, marked, _launches(recorded, facts.devices))
+    cpu_operations, cpus = _cpu(recorded, marked)
     return RankTime(
         operations=(*gpu_operations, *cpu_operations),
-        events=len(on_gpu) + len(on_cpu),
+        events=len(recorded.on_gpu) + len(recorded.on_cpu),
         devices={GPU: gpus, CPU: cpus},
         truncated=facts.truncated,
     )
@@ -158,9 +170,8 @@ def attribute(events: Path, marks: StepMarks) -> RankTime:
 
 @dataclass(frozen=True)
 class _Spans:
-    """Events of some kinds, as arrays; `names` are those of all events."""
+    """Events as arrays: number of the name, GPU, stream or thread, start and end."""
 
-    names: Sequence[str]
     name: Index
     device: Index
     lane: Index
@@ -171,28 +182,79 @@ class _Spans:
         return len(self.name)
 
     def __getitem__(self, chosen: Index | Flags) -> "_Spans":
-        return _Spans(
-            self.names,
-            self.name[chosen],
-            self.device[chosen],
-            self.lane[chosen],
-            self.start_ns[chosen],
-            self.end_ns[chosen],
+        return _Spans(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What is used of the events of a trace.
+
+    Attributes:
+        names: Of all events, each once.
+        on_gpu: What kept GPUs busy.
+        is_kernel: Which of it are kernels; the rest are copies.
+        launches: Of the kernels: blocks, threads of a block, registers and shared memory; below 0
+            where it is not told.
+        on_cpu: Operations and annotations.
+        is_annotation: Which of them are annotations.
+        copied_marks: Copies of annotations on GPUs: where their kernels ran.
+        end_ns: Where the recording ends; None where that is not told.
+    """
+
+    names: Sequence[str]
+    on_gpu: _Spans
+    is_kernel: Flags
+    launches: Sequence[Index]
+    on_cpu: _Spans
+    is_annotation: Flags
+    copied_marks: _Spans
+    end_ns: int | None
+
+
+def _read(events: Path) -> _Recorded:
+    """Reads one row group after the other: no more than one is in memory beside what is used."""
+    numbering: dict[str, int] = {}
+    parts: dict[str, list[_Spans]] = {"gpu": [], "cpu": [], "marks": [], "recording": []}
+    flags: dict[str, list[Flags]] = {"kernel": [], "annotation": []}
+    launches: list[list[Index]] = [[] for _ in _LAUNCH]
+    for table in load_groups(events, (*_PLACE, *_LAUNCH)):
+        code, names = codes(table, "name")
+        numbers_of = [numbering.setdefault(name, len(numbering)) for name in names]
+        start_ns = numbers(table, "start_ns")
+        all_spans = _Spans(
+            np.array(numbers_of, np.int32)[code],
+            numbers(table, "device"),
+            numbers(table, "lane"),
+            start_ns,
+            start_ns + numbers(table, "duration_ns"),
         )
-
-
-def _spans(table: pa.Table, kinds: Iterable[str]) -> _Spans:
-    chosen = of_kinds(table, kinds)
-    name, names = codes(table, "name")
-    start_ns = numbers(table, "start_ns")[chosen]
-    return _Spans(
-        names,
-        name[chosen],
-        numbers(table, "device")[chosen],
-        numbers(table, "lane")[chosen],
-        start_ns,
-        start_ns + numbers(table, "duration_ns")[chosen],
+        kernel, annotation = of_kinds(table, ("kernel",)), of_kinds(table, ("annotation",))
+        on_gpu, on_cpu = of_kinds(table, DEVICE_KINDS), of_kinds(table, ("op", "annotation"))
+        parts["gpu"].append(all_spans[on_gpu])
+        flags["kernel"].append(kernel[on_gpu])
+        parts["cpu"].append(all_spans[on_cpu])
+        flags["annotation"].append(annotation[on_cpu])
+        parts["marks"].append(all_spans[of_kinds(table, ("gpu-annotation",))])
+        parts["recording"].append(all_spans[of_kinds(table, ("recording",))])
+        for column, found in zip(_LAUNCH, launches, strict=True):
+            told = numbers(table, column)[kernel].astype(np.float64)
+            found.append(np.nan_to_num(told, nan=-1).astype(np.int64))
+    recording = _joined(parts["recording"])
+    return _Recorded(
+        names=list(numbering),
+        on_gpu=_joined(parts.pop("gpu")),
+        is_kernel=np.concatenate(flags["kernel"]),
+        launches=[np.concatenate(found) for found in launches],
+        on_cpu=_joined(parts.pop("cpu")),
+        is_annotation=np.concatenate(flags["annotation"]),
+        copied_marks=_joined(parts["marks"]),
+        end_ns=int(recording.end_ns.max()) if len(recording) else None,
     )
+
+
+def _joined(parts: Sequence[_Spans]) -> _Spans:
+    names = (field.name for field in fields(_Spans))
+    return _Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -205,12 +267,13 @@ class _Marks:
     gpu_decodes: Flags
 
     @classmethod
-    def read(cls, cpu: _Spans, gpu: _Spans, marks: StepMarks) -> "_Marks":
+    def read(cls, recorded: _Recorded, marks: StepMarks) -> "_Marks":
         """Takes the marks of steps from all annotations."""
-        used = {cpu.names[code] for spans in (cpu, gpu) for code in np.unique(spans.name)}
-        told = marks(sorted(used))
-        is_mark = np.array([name in told for name in cpu.names], np.bool_)
-        is_decode = np.array([told.get(name, False) for name in cpu.names], np.bool_)
+        cpu, gpu = recorded.on_cpu[recorded.is_annotation], recorded.copied_marks
+        used = np.unique(np.concatenate((cpu.name, gpu.name))).tolist()
+        told = marks(sorted(recorded.names[code] for code in used))
+        is_mark = np.array([name in told for name in recorded.names], np.bool_)
+        is_decode = np.array([told.get(name, False) for name in recorded.names], np.bool_)
         cpu, gpu = (spans[is_mark[spans.name]] for spans in (cpu, gpu))
         return cls(cpu, gpu, is_decode[cpu.name], is_decode[gpu.name])
 
@@ -246,12 +309,12 @@ def _by_marks(spans: _Spans, decodes: Flags, seen: int | None) -> Steps:
 
 
 def _gpu(
-    spans: _Spans, kernels: Flags, marks: _Marks, launches: Mapping[int, Geometry]
+    recorded: _Recorded, marks: _Marks, launches: Mapping[int, Geometry]
 ) -> tuple[list[Operation], list[DeviceTime]]:
-    order = np.argsort(spans.start_ns, kind="stable")
-    spans, kernels = spans[order], kernels[order]
+    order = np.argsort(recorded.on_gpu.start_ns, kind="stable")
+    spans, kernels = recorded.on_gpu[order], recorded.is_kernel[order]
     used, name = np.unique(spans.name, return_inverse=True)
-    names = [spans.names[code] for code in used]
+    names = [recorded.names[code] for code in used.tolist()]
     of_name = [category(one) for one in names]
     categories = sorted(set(of_name))
     category_of = np.array([categories.index(one) for one in of_name], np.int64)
@@ -265,7 +328,9 @@ def _gpu(
             name[here], spans.start_ns[here], spans.end_ns[here], found, category_of, categories
         )
         union_ns += of_names_ns
-        in_steps = _inside(spans.start_ns, _windows(found, spans.start_ns[here], spans.end_ns[here]))
+        in_steps = _inside(
+            spans.start_ns, _windows(found, spans.start_ns[here], spans.end_ns[here])
+        )
         collectives = {}
         for code in np.flatnonzero(np.array(of_name) == COMMUNICATION).tolist():
             calls = here & in_steps & kernels & (name == code)
@@ -332,6 +397,7 @@ def _gpu_time(
     of_names_ns = _lengths(*merge(from_ns, to_ns, name[of]), len(category_of))
     times = DeviceTime(
         steps=found,
+        recording_us=_recording(start_ns, end_ns),
         span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
         busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
         gaps_us=_us(idle_ns),
@@ -346,6 +412,13 @@ def _gpu_time(
         collectives_us={},
     )
     return times, of_names_ns
+
+
+def _recording(start_ns: Ns, end_ns: Ns) -> tuple[float, float]:
+    """Returns the time from the first start to the last end, and how much of it something ran."""
+    busy = merge(start_ns, end_ns)[:2]
+    span_ns, busy_ns = int(busy[1][-1] - busy[0][0]), int((busy[1] - busy[0]).sum())
+    return span_ns / _NS_PER_US, busy_ns / _NS_PER_US
 
 
 def _lengths(start_ns: Ns, end_ns: Ns, group: Index, groups: int) -> Ns:
@@ -374,38 +447,31 @@ def _inside(at_ns: Ns, windows: Intervals) -> Flags:
     return (window >= 0) & (at_ns < windows[1][np.maximum(window, 0)])
 
 
-def _launches(events: Path, devices: Sequence[Mapping[str, Any]]) -> dict[int, Geometry]:
+def _launches(recorded: _Recorded, devices: Sequence[Mapping[str, Any]]) -> dict[int, Geometry]:
     """Returns for each kernel, by the number of its name, the geometry that has most of its time.
 
     Args:
-        events: The file of events.
+        recorded: The events.
         devices: What is known of the GPUs.
     """
-    table = load_events(events, ("kind", "name", "device", "duration_ns", *_LAUNCH))
-    chosen = of_kinds(table, ("kernel",))
-    if not chosen.any():
-        return {}
-    # -1 stands for what is not told.
-    columns = [codes(table, "name")[0][chosen], numbers(table, "device")[chosen]]
-    columns += [
-        np.nan_to_num(numbers(table, column)[chosen].astype(np.float64), nan=-1).astype(np.int64)
-        for column in _LAUNCH
-    ]
-    kind = np.zeros(len(columns[0]), np.int64)
+    kernels = recorded.on_gpu[recorded.is_kernel]
+    columns = [kernels.name, kernels.device, *recorded.launches]
+    kind = np.zeros(len(kernels), np.int64)
     for column in columns:
         values, code = np.unique(column, return_inverse=True)
         # Numbered anew each time, so that no product of numbers grows beyond 64 bits.
         kind = np.unique(kind * len(values) + code, return_inverse=True)[1]
     first = np.unique(kind, return_index=True)[1]
-    lasting_ns = np.bincount(kind, weights=numbers(table, "duration_ns")[chosen])
+    lasting_ns = np.bincount(kind, weights=kernels.end_ns - kernels.start_ns)
     of_device = {device["id"]: device for device in devices}
     found: dict[int, Geometry] = {}
     # The longest last: it stays.
     for one in np.argsort(lasting_ns, kind="stable").tolist():
         name, device, *launch = (int(column[first[one]]) for column in columns)
         if launch[0] >= 0:
-            known = [None if value < 0 else value for value in launch]
-            found[name] = geometry(*known, *_chip(of_device.get(device, {})))
+            blocks, threads, registers, shared = (None if n < 0 else n for n in launch)
+            chip = _chip(of_device.get(device, {}))
+            found[name] = geometry(blocks, threads, registers, shared, *chip)
     return found
 
 
@@ -415,16 +481,16 @@ def _chip(device: Mapping[str, Any]) -> tuple[int | None, Capability | None]:
     return device.get("sm_count"), capability
 
 
-def _cpu(
-    spans: _Spans, annotation: Flags, recording: _Spans, marks: _Marks
-) -> tuple[list[Operation], list[DeviceTime]]:
+def _cpu(recorded: _Recorded, marks: _Marks) -> tuple[list[Operation], list[DeviceTime]]:
+    spans, end_ns = recorded.on_cpu, recorded.on_cpu.end_ns
     if not len(spans):
         return [], []
-    end_ns = spans.end_ns
-    if len(recording):
-        # What is open when it ends goes on while the trace is written.
-        end_ns = np.maximum(np.minimum(end_ns, recording.end_ns.max()), spans.start_ns)
-    calls = nest(spans.names, spans.name, annotation, spans.lane, spans.start_ns, end_ns)
+    if recorded.end_ns is not None:
+        # What is open when the recording ends goes on while the trace is written.
+        end_ns = np.maximum(np.minimum(end_ns, recorded.end_ns), spans.start_ns)
+    calls = nest(
+        recorded.names, spans.name, recorded.is_annotation, spans.lane, spans.start_ns, end_ns
+    )
     known = loops()
     loop, self_ns, pauses = mark_loops(calls, self_times(calls), known)
     found = marks.of_cpu()
@@ -470,13 +536,16 @@ def _cpu(
                 union_us=int(lasting_ns[inside].sum()) / _NS_PER_US,
             )
         )
-    busy = merge(*clip(calls.start_ns, calls.end_ns, windows)[:2])[:2]
+    outermost = calls.outer < 0
+    started_ns, ended_ns = calls.start_ns[outermost], calls.end_ns[outermost]
+    busy = merge(*clip(started_ns, ended_ns, windows)[:2])[:2]
     of_category: dict[str, float] = {}
     for operation in operations:
         so_far = of_category.get(operation.category, 0.0)
         of_category[operation.category] = so_far + operation.union_us
     times = DeviceTime(
         steps=found,
+        recording_us=_recording(started_ns, ended_ns),
         span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
         busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
         gaps_us=None,

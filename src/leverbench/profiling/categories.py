@@ -14,6 +14,8 @@ from leverbench.errors import LeverbenchError
 CATEGORIES = Path(__file__).with_name("categories.yaml")
 TENSOR_CORES = Path(__file__).with_name("tensor_cores.yaml")
 OTHER = "other"
+# Above this share of the time, the categories say too little.
+LARGE_OTHER = 0.1
 # The engine's own code between operations.
 HOST_CODE = "host-code"
 

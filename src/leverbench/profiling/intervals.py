@@ -3,13 +3,13 @@
 Times are integers, in nanoseconds; an interval holds its start and not its end.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ns: TypeAlias = npt.NDArray[np.int64]
-Index: TypeAlias = npt.NDArray[np.int64]
+Index: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 # Starts and ends.
 Intervals: TypeAlias = tuple[Ns, Ns]

@@ -67,7 +67,7 @@ def _outer(lane: Index, start_ns: Ns, end_ns: Ns) -> Index:
             outer.append(open_calls[-1] if open_calls else -1)
             open_calls.append(call)
             open_ends_ns.append(end)
-    return np.frombuffer(outer, np.int64)
+    return np.array(outer, np.int64)
 
 
 def self_times(calls: Calls) -> Ns:
@@ -77,7 +77,8 @@ def self_times(calls: Calls) -> Ns:
     # Rounding can let a call end after the one around it.
     inside_ns = np.minimum(calls.end_ns[inner], calls.end_ns[outer]) - calls.start_ns[inner]
     lasting_ns = calls.end_ns - calls.start_ns
-    return np.maximum(lasting_ns - sum_by(outer, inside_ns, len(lasting_ns)), 0)
+    left_ns: Ns = np.maximum(lasting_ns - sum_by(outer, inside_ns, len(lasting_ns)), 0)
+    return left_ns
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def mark_loops(
 
 
 def _matching(calls: Calls, of_names: Sequence[bool]) -> Flags:
-    return np.array(of_names, np.bool_)[calls.name]
+    matching: Flags = np.array(of_names, np.bool_)[calls.name]
+    return matching
 
 
 def _near(start_ns: Ns, of_calls_ns: Ns) -> Flags:
@@ -158,4 +160,6 @@ def _near(start_ns: Ns, of_calls_ns: Ns) -> Flags:
     if len(of_calls_ns) == 1:
         return np.ones(len(start_ns), np.bool_)
     period_ns = np.median(np.diff(of_calls_ns))
-    return (start_ns >= of_calls_ns[0] - period_ns) & (start_ns < of_calls_ns[-1] + period_ns)
+    near: Flags = start_ns >= of_calls_ns[0] - period_ns
+    near &= start_ns < of_calls_ns[-1] + period_ns
+    return near

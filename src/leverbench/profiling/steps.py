@@ -15,6 +15,11 @@ from leverbench.profiling.intervals import Flags, Index, Ns
 # Share of its operations that a step must have in common with the usual one, at their places:
 # tiles and splits of kernels change a little with the lengths of the sequences.
 _ALIKE = 0.9
+# Share of the names that a step may lack; of such names, what they have in common if they belong to
+# something else than steps.
+_FEW_NAMES = 0.2
+_MANY_CALLS = 4
+_MOST_CALLS = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ def by_periodicity(name: Index, start_ns: Ns) -> Steps:
     distance, with the same kernels in between. So the names are tried from the rarest on: what
     lies between two calls of a name must be alike, kernel by kernel, for most of them. Kernels of
     layers fail this: what lies between the last layer of a step and the first one of the next is
-    another sequence than that of a layer. A name that occurs once in several steps gives way to
-    one that divides all its periods into equal ones.
+    another sequence than that of a layer; and in a few steps, a layer lacks many of the names. A
+    name that occurs once in several steps gives way to one that divides all its periods into equal
+    ones.
 
     Args:
         name: Numbers of the kernels' names on one stream, from 0 on, in order of their start.
@@ -107,8 +113,12 @@ def by_periodicity(name: Index, start_ns: Ns) -> Steps:
 
 @dataclass(frozen=True)
 class _Period:
-    """Where periods begin, which of those that lie between two beginnings are alike, and kernels
-    of the usual one.
+    """A sequence that comes back.
+
+    Attributes:
+        at: Where periods begin.
+        alike: Which of them are like the usual one, of those that end in the sequence.
+        length: Kernels of the usual one.
     """
 
     at: Index
@@ -136,9 +146,11 @@ def _period(name: Index, at: Index, every: bool) -> _Period | None:
     alike = possible & (_likeness(name, at, usual) >= _ALIKE)
     if not _enough(alike, every):
         return None
+    if lengths[alike].sum() + length < len(name) / 2:
+        return None
     if len(lengths) == 1 and not _goes_on(name, at):
         return None
-    return _Period(at, alike, length)
+    return _Period(at, alike, length) if _is_step(name, at, usual) else None
 
 
 def _enough(alike: Flags, every: bool) -> bool:
@@ -174,3 +186,18 @@ def _goes_on(name: Index, at: Index) -> bool:
     same += (before == name[end - len(before) : end]).sum()
     around = len(after) + len(before)
     return bool(around >= length / 2 and same >= _ALIKE * around)
+
+
+def _is_step(name: Index, at: Index, usual: int) -> bool:
+    """Tells whether the usual period is a step, and not a layer of a few steps.
+
+    A step has nearly all names. Other names stand for something else between steps, such as a
+    prefill, if they come back too, in layers of its own; those of what is before and after a
+    step's layers do not.
+    """
+    counts = np.bincount(name)
+    counts[np.unique(name[at[usual] : at[usual + 1]])] *= -1
+    others = counts[counts > 0]
+    if len(others) <= _FEW_NAMES * np.count_nonzero(counts):
+        return True
+    return bool(others[others >= _MANY_CALLS].sum() >= _MOST_CALLS * others.sum())

@@ -144,6 +144,7 @@ def summarise(ranks: Mapping[str, RankTime], device: str) -> dict[str, Any]:
     cut = [f"{name}: {rank.truncated}" for name, rank in ranks.items() if rank.truncated]
     return {
         "total_us": total_us,
+        "recording": _recording(times),
         "steps": _steps([time.steps for time in times]),
         "span_us": span_us,
         "busy_us": busy_us,
@@ -189,6 +190,14 @@ def _steps(found: Sequence[Steps]) -> dict[str, Any]:
         "max_us": float(max(lasting_us)),
         "reason": None,
     }
+
+
+def _recording(times: Sequence[DeviceTime]) -> dict[str, Any]:
+    """Returns how long was recorded, from the first operation to the last, and the idle share."""
+    span_us = sum(time.recording_us[0] for time in times)
+    busy_us = sum(time.recording_us[1] for time in times)
+    idle_share = _share(span_us - busy_us, span_us) if span_us else None
+    return {"span_us": span_us, "busy_us": busy_us, "idle_share": idle_share}
 
 
 def _gaps(times: Sequence[DeviceTime]) -> dict[str, Any] | None:
