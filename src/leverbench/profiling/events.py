@@ -278,19 +278,6 @@ def load_events(path: Path, columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.
     return table.unify_dictionaries().combine_chunks()
 
 
-def load_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields columns of a file of events in its order, in tables of bounded size.
-
-    Raises:
-        LeverbenchError: There is no such file, or it is another one.
-    """
-    with _opened(path) as file:
-        if not set(columns) <= set(file.schema_arrow.names):
-            raise _no_events(path)
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=list(columns), use_threads=False)
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
