@@ -71,14 +71,13 @@ _GROWING = {
     name: "DELTA_BINARY_PACKED" for name in SCHEMA.names if name not in {*_REPEATED, "duration_ns"}
 }
 # A row group is written when it has so many rows, or names of so many bytes.
-_GROUP_ROWS = 1 << 16
+_GROUP_ROWS = 1 << 15
 _GROUP_NAME_BYTES = 8 << 20
 _METADATA_KEY = b"leverbench"
 # Whole numbers up to here are exact as doubles.
 _EXACT = float(1 << 53)
 
 Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -265,17 +264,88 @@ def load_facts(path: Path) -> EventsFacts:
             raise _no_events(path) from None
 
 
-def load_events(path: Path, columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.Table:
-    """Returns columns of a file of events; each column is one piece with one dictionary.
+@dataclass(frozen=True)
+class Events:
+    """Events of a file, as arrays of one length, in the trace's order.
+
+    Attributes:
+        names: All names, by their number.
+        columns: Numbers: ``kind`` into `KINDS`, ``name`` into `names`; what may be null is a
+            double, NaN for null.
+    """
+
+    names: tuple[str, ...]
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns["kind"])
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.columns[column]
+
+    def of_kinds(self, kinds: Iterable[str]) -> npt.NDArray[np.bool_]:
+        """Tells of each event whether it is of one of these kinds."""
+        return np.isin(self["kind"], [KINDS.index(kind) for kind in kinds])
+
+
+def load_events(
+    path: Path,
+    columns: Sequence[str] = tuple(SCHEMA.names),
+    kinds: Iterable[str] = KINDS,
+) -> Events:
+    """Returns a file's events of some kinds. Of all others, one row group is held at a time.
+
+    Args:
+        path: The file.
+        columns: Which columns; ``kind`` is always there.
+        kinds: Which kinds.
 
     Raises:
         LeverbenchError: There is no such file, or it is another one.
     """
+    columns, kinds = list(dict.fromkeys(["kind", *columns])), list(kinds)
+    of_kind = {kind: number for number, kind in enumerate(KINDS)}
+    names = _Numbering()
+    parts: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in columns}
     with _opened(path) as file:
         if not set(columns) <= set(file.schema_arrow.names):
             raise _no_events(path)
-        table = file.read(columns=list(columns), use_threads=False)
-    return table.unify_dictionaries().combine_chunks()
+        for group in range(file.num_row_groups):
+            read = file.read_row_group(group, columns, use_threads=False)
+            kind = _numbers(read.column("kind"), of_kind)
+            chosen = np.isin(kind, [of_kind[one] for one in kinds])
+            for column in columns:
+                values = kind if column == "kind" else _numbers(read.column(column), names)
+                values = values[chosen]
+                nullable = SCHEMA.field(column).nullable
+                parts[column].append(values.astype(np.float64) if nullable else values)
+    found = {
+        column: np.concatenate(arrays) if arrays else np.zeros(0)
+        for column, arrays in parts.items()
+    }
+    return Events(tuple(names), found)
+
+
+# Arrays are read from buffers: pyarrow's own way imports pandas.
+def _numbers(column: pa.ChunkedArray, texts: dict[str, int]) -> npt.NDArray[Any]:
+    """Returns a column as an array; texts become their numbers."""
+    parts: list[npt.NDArray[Any]] = []
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            of_code = np.array([texts[text] for text in chunk.dictionary.to_pylist()], np.int32)
+            parts.append(of_code[_values(chunk.indices)])
+        elif chunk.null_count:
+            bits = np.frombuffer(chunk.buffers()[0], np.uint8)
+            valid = np.unpackbits(bits, bitorder="little")[chunk.offset :][: len(chunk)]
+            parts.append(np.where(valid, _values(chunk), np.nan))
+        else:
+            parts.append(_values(chunk))
+    return np.concatenate(parts)
+
+
+def _values(array: pa.Array) -> npt.NDArray[Any]:
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 @contextmanager
@@ -295,44 +365,18 @@ def _no_events(path: Path) -> LeverbenchError:
     )
 
 
-def numbers(events: pa.Table, column: str) -> npt.NDArray[Any]:
-    """Returns a column that is never null, of `load_events`, without a copy."""
-    return _values(events.column(column).combine_chunks())
-
-
-def codes(events: pa.Table, column: str) -> tuple[Integers, list[str]]:
-    """Returns a column of repeated texts: numbers into a list of texts, and that list."""
-    found = events.column(column).combine_chunks()
-    return _values(found.indices), found.dictionary.to_pylist()
-
-
-def _values(array: pa.Array) -> npt.NDArray[Any]:
-    # From the buffer: its own `to_numpy` imports pandas.
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    begin = array.offset * dtype.itemsize
-    return np.frombuffer(array.buffers()[1], dtype, len(array), begin)
-
-
-def of_kinds(events: pa.Table, kinds: Iterable[str]) -> npt.NDArray[np.bool_]:
-    """Tells of each event whether it is of one of these kinds."""
-    code, names = codes(events, "kind")
-    chosen = np.array([name in set(kinds) for name in names], np.bool_)
-    return chosen[code] if len(names) else np.zeros(0, np.bool_)
-
-
-def kernel_totals(events: pa.Table) -> dict[str, int]:
+def kernel_totals(events: Events) -> dict[str, int]:
     """Returns the sum of durations by kernel in ns.
 
     Args:
-        events: Columns ``kind``, ``name`` and ``duration_ns``.
+        events: Columns ``name`` and ``duration_ns``.
     """
-    chosen = of_kinds(events, {"kernel"})
-    code, names = codes(events, "name")
+    chosen = events.of_kinds({"kernel"})
+    name, count = events["name"][chosen], len(events.names)
     # As doubles the sums are exact up to 104 days.
-    duration_ns = numbers(events, "duration_ns")[chosen]
-    calls = np.bincount(code[chosen], minlength=len(names))
-    sums = np.bincount(code[chosen], weights=duration_ns, minlength=len(names))
-    return {names[at]: int(sums[at]) for at in np.flatnonzero(calls)}
+    sums = np.bincount(name, weights=events["duration_ns"][chosen], minlength=count)
+    calls = np.bincount(name, minlength=count)
+    return {events.names[at]: int(sums[at]) for at in np.flatnonzero(calls)}
 
 
 @dataclass(frozen=True)
@@ -358,16 +402,15 @@ class BusyTime:
         return self.idle_ns / self.span_ns if self.span_ns else None
 
 
-def busy_and_idle(events: pa.Table) -> BusyTime:
+def busy_and_idle(events: Events) -> BusyTime:
     """Returns how long the GPUs of a rank were busy: the union over all streams.
 
     Args:
-        events: Columns ``kind``, ``device``, ``start_ns`` and ``duration_ns``.
+        events: Columns ``device``, ``start_ns`` and ``duration_ns``.
     """
-    chosen = of_kinds(events, DEVICE_KINDS)
-    device = numbers(events, "device")[chosen]
-    start_ns = numbers(events, "start_ns")[chosen]
-    end_ns = start_ns + numbers(events, "duration_ns")[chosen]
+    chosen = events.of_kinds(DEVICE_KINDS)
+    device, start_ns = events["device"][chosen], events["start_ns"][chosen]
+    end_ns = start_ns + events["duration_ns"][chosen]
     span_ns = busy_ns = 0
     for one in np.unique(device):
         order = np.flatnonzero(device == one)

@@ -40,7 +40,7 @@ from leverbench.profiling.events import (
 )
 
 _CURE = "Delete the profile's summary.json and run again: it is taken anew."
-_CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 17
 # Of one event, and of one of the file's facts; a longer one is passed over.
 _LONGEST_BYTES = 8 << 20
 # Places tried as the end of a piece before its events are taken one by one.
@@ -195,7 +195,9 @@ def events_path(folder: Path, rank: str) -> Path:
 
 def _read_in_process(trace: Path, events: Path) -> None:
     command = [sys.executable, "-m", "leverbench.profiling.reader", str(trace), str(events)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # The default allocator keeps ten megabytes that it does not use.
+    environment = {"ARROW_DEFAULT_MEMORY_POOL": "system", **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return
     try:
@@ -521,10 +523,11 @@ class _Reading:
     def _take_piece(self) -> list[_Event] | None:
         """Returns the events up to the last place where one ends, None if none can be found."""
         text = self._text
-        end: int | None = len(text.buffer)
+        end = len(text.buffer)
         for _ in range(_TRIES):
-            if (end := _last_end(text.buffer, text.at, end)) is None:
-                return None
+            end = _last_end(text.buffer, text.at, end)
+            if end <= text.at:
+                break
             events = _decoded(b"[" + text.buffer[text.at : end] + b"]")
             if events is not None:
                 text.at = end
@@ -558,7 +561,7 @@ class _Reading:
             )
         if not events:
             return
-        columns = {
+        columns: dict[str, npt.NDArray[Any]] = {
             "kind": kind,
             "lane": lane,
             "device": self._lanes.devices()[lane],
@@ -664,8 +667,8 @@ def _gpu(pid: int | str) -> int:
     return number if 0 <= number < 1 << 31 else 0
 
 
-def _last_end(buffer: bytes, begin: int, end: int) -> int | None:
-    """Returns the last place before `end` that an event seems to end at and another follows."""
+def _last_end(buffer: bytes, begin: int, end: int) -> int:
+    """Returns the last place where an event seems to end and another to follow, or -1."""
     while (brace := buffer.rfind(b"{", begin, end)) > begin:
         first = max(begin, brace - 64)
         before = buffer[first:brace].rstrip()
@@ -674,7 +677,7 @@ def _last_end(buffer: bytes, begin: int, end: int) -> int | None:
             if before.endswith(b"}"):
                 return first + len(before)
         end = brace
-    return None
+    return -1
 
 
 def _decoded(piece: bytes) -> list[_Event] | None:
@@ -722,17 +725,16 @@ def _event(value: Any) -> _Event:
     if not isinstance(value, dict):
         return _UNUSABLE
     given = value.get("args")
-    arguments = given if isinstance(given, dict) else {}
-    numbers = {
-        field.name: _number(arguments.get(field.encode_name))
+    given = given if isinstance(given, dict) else {}
+    arguments: dict[str, Any] = {
+        field.encode_name: _number(given.get(field.encode_name))
         for field in msgspec.structs.fields(_Arguments)
         if field.type is float
     }
-    extents = {
-        name: _Extent(*map(_number, arguments[name][:3]))
-        for name in ("grid", "block")
-        if isinstance(arguments.get(name), list)
-    }
+    for extent in ("grid", "block"):
+        if isinstance(given.get(extent), list):
+            arguments[extent] = [_number(number) for number in given[extent][:3]]
+    arguments["name"] = str(given.get("name", ""))
     return _Event(
         ph=str(value.get("ph", "")),
         cat=str(value.get("cat", "")),
@@ -741,7 +743,7 @@ def _event(value: Any) -> _Event:
         tid=_identity(value.get("tid")),
         ts=_number(value.get("ts")),
         dur=_number(value.get("dur")),
-        args=_Arguments(**numbers, **extents, name=str(arguments.get("name", ""))),
+        args=msgspec.convert(arguments, _Arguments),
     )
 
 
