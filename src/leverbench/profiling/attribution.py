@@ -13,14 +13,7 @@ import numpy as np
 
 from leverbench.profiling import steps
 from leverbench.profiling.categories import category, loops
-from leverbench.profiling.events import (
-    DEVICE_KINDS,
-    codes,
-    load_facts,
-    load_groups,
-    numbers,
-    of_kinds,
-)
+from leverbench.profiling.events import DEVICE_KINDS, Events, load_events, load_facts
 from leverbench.profiling.geometry import Capability, Geometry, geometry
 from leverbench.profiling.intervals import (
     Flags,
@@ -44,7 +37,7 @@ COMMUNICATION = "comm"
 StepMarks: TypeAlias = Callable[[Iterable[str]], Mapping[str, bool]]
 
 _NS_PER_US = 1000
-_PLACE = ("kind", "name", "device", "lane", "start_ns", "duration_ns")
+_PLACE = ("name", "device", "lane", "start_ns", "duration_ns")
 _LAUNCH = ("grid_blocks", "block_threads", "registers", "shared_bytes")
 
 
@@ -211,50 +204,31 @@ class _Recorded:
     end_ns: int | None
 
 
-def _read(events: Path) -> _Recorded:
-    """Reads one row group after the other: no more than one is in memory beside what is used."""
-    numbering: dict[str, int] = {}
-    parts: dict[str, list[_Spans]] = {"gpu": [], "cpu": [], "marks": [], "recording": []}
-    flags: dict[str, list[Flags]] = {"kernel": [], "annotation": []}
-    launches: list[list[Index]] = [[] for _ in _LAUNCH]
-    for table in load_groups(events, (*_PLACE, *_LAUNCH)):
-        code, names = codes(table, "name")
-        numbers_of = [numbering.setdefault(name, len(numbering)) for name in names]
-        start_ns = numbers(table, "start_ns")
-        all_spans = _Spans(
-            np.array(numbers_of, np.int32)[code],
-            numbers(table, "device"),
-            numbers(table, "lane"),
-            start_ns,
-            start_ns + numbers(table, "duration_ns"),
-        )
-        kernel, annotation = of_kinds(table, ("kernel",)), of_kinds(table, ("annotation",))
-        on_gpu, on_cpu = of_kinds(table, DEVICE_KINDS), of_kinds(table, ("op", "annotation"))
-        parts["gpu"].append(all_spans[on_gpu])
-        flags["kernel"].append(kernel[on_gpu])
-        parts["cpu"].append(all_spans[on_cpu])
-        flags["annotation"].append(annotation[on_cpu])
-        parts["marks"].append(all_spans[of_kinds(table, ("gpu-annotation",))])
-        parts["recording"].append(all_spans[of_kinds(table, ("recording",))])
-        for column, found in zip(_LAUNCH, launches, strict=True):
-            told = numbers(table, column)[kernel].astype(np.float64)
-            found.append(np.nan_to_num(told, nan=-1).astype(np.int64))
-    recording = _joined(parts["recording"])
+def _read(path: Path) -> _Recorded:
+    # Names are numbered by the file, whatever is taken from it.
+    gpu = load_events(path, (*_PLACE, *_LAUNCH), (*DEVICE_KINDS, "gpu-annotation"))
+    on_gpu, is_kernel = gpu.of_kinds(DEVICE_KINDS), gpu.of_kinds({"kernel"})
+    gpu_spans = _spans(gpu)
+    cpu = load_events(path, _PLACE, ("op", "annotation", "recording"))
+    cpu_spans, ends = _spans(cpu), cpu.of_kinds({"recording"})
     return _Recorded(
-        names=list(numbering),
-        on_gpu=_joined(parts.pop("gpu")),
-        is_kernel=np.concatenate(flags["kernel"]),
-        launches=[np.concatenate(found) for found in launches],
-        on_cpu=_joined(parts.pop("cpu")),
-        is_annotation=np.concatenate(flags["annotation"]),
-        copied_marks=_joined(parts["marks"]),
-        end_ns=int(recording.end_ns.max()) if len(recording) else None,
+        names=gpu.names,
+        on_gpu=gpu_spans[on_gpu],
+        is_kernel=is_kernel[on_gpu],
+        launches=[
+            np.nan_to_num(gpu[column][is_kernel], nan=-1).astype(np.int64) for column in _LAUNCH
+        ],
+        on_cpu=cpu_spans[~ends],
+        is_annotation=cpu.of_kinds({"annotation"})[~ends],
+        copied_marks=gpu_spans[~on_gpu],
+        end_ns=int(cpu_spans.end_ns[ends].max()) if ends.any() else None,
     )
 
 
-def _joined(parts: Sequence[_Spans]) -> _Spans:
-    names = (field.name for field in fields(_Spans))
-    return _Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+def _spans(events: Events) -> _Spans:
+    start_ns = events["start_ns"]
+    end_ns = start_ns + events["duration_ns"]
+    return _Spans(events["name"], events["device"], events["lane"], start_ns, end_ns)
 
 
 @dataclass(frozen=True)

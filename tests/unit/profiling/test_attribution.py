@@ -246,7 +246,7 @@ def test_the_parts_of_a_real_step_make_it_up(real):
     categories = summary["categories"]
 
     # Streams overlap a little: what two categories have together is neither's alone.
-    assert 0.95 < sum(entry["step_share"] for entry in categories) <= 1
+    assert 0.94 < sum(entry["step_share"] for entry in categories) <= 1
     assert sum(entry["union_us"] for entry in categories) >= summary["busy_us"]
     assert summary["busy_us"] + summary["idle_us"] == pytest.approx(summary["span_us"])
     mean_us = summary["steps"]["mean_us"]
