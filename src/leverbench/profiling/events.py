@@ -6,7 +6,7 @@ Times are whole nanoseconds. A column that does not apply to an event is null th
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,15 @@ class EventsWriter:
         metadata = {"schema_version": SCHEMA_VERSION, "kind": "events", **asdict(facts)}
         text = json.dumps(metadata, allow_nan=False)
         self._writer.add_key_value_metadata({_METADATA_KEY.decode(): text})
-        self._writer.close()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the writing; without `finish` before, what was written is no file of events."""
+        try:
+            self._writer.close()
+        finally:
+            # Else it would try once more when it is collected, after its file is closed.
+            self._writer.is_open = False
 
 
 @contextmanager
@@ -194,7 +202,8 @@ def writing_events(path: Path) -> Iterator[EventsWriter]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            yield EventsWriter(file)
+            with closing(EventsWriter(file)) as writer:
+                yield writer
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -2,7 +2,7 @@
 
 A trace is one JSON object; its array ``traceEvents`` can hold millions of events. It is inflated in
 chunks and decoded in pieces of many events. A piece ends where one event seems to end and the next
-to begin: ``} , {``. Such a place may lie in a text or inside an event; then what is before it,
+to begin: ``} , { "``. Such a place may lie in a text or inside an event; then what is before it,
 put in brackets, is no JSON, and an earlier place is tried. So what can be decoded was cut rightly.
 Events of a piece that does not decode are taken one by one; whatever else is in the file is passed
 over. Neither takes more memory than a chunk and one event.
@@ -45,6 +45,8 @@ _CHUNK_BYTES = 1 << 17
 _LONGEST_BYTES = 8 << 20
 # Places tried as the end of a piece before its events are taken one by one.
 _TRIES = 8
+# So much white space is looked at around such a place.
+_SPACES = 64
 # Events are made into columns when there are so many.
 _BATCH = 1 << 11
 # No honest trace has so many streams and threads: events on further ones are left out.
@@ -514,7 +516,7 @@ class _Reading:
             if events is None:
                 one_by_one_until = max(one_by_one_until, text.seen)
                 value = text.take(_LONGEST_BYTES)
-                events = [_UNUSABLE] if value is None else _single(value)
+                events = [_UNUSABLE if value is None else _single(value)]
             self._waiting += events
             if len(self._waiting) >= _BATCH:
                 self._add_waiting()
@@ -523,15 +525,16 @@ class _Reading:
     def _take_piece(self) -> list[_Event] | None:
         """Returns the events up to the last place where one ends, None if none can be found."""
         text = self._text
-        end = len(text.buffer)
-        for _ in range(_TRIES):
-            end = _last_end(text.buffer, text.at, end)
-            if end <= text.at:
-                break
-            events = _decoded(b"[" + text.buffer[text.at : end] + b"]")
-            if events is not None:
-                text.at = end
-                return events
+        for decoded in (_decoded, _decoded_mended):
+            end = len(text.buffer)
+            for _ in range(_TRIES):
+                end = _last_end(text.buffer, text.at, end)
+                if end <= text.at:
+                    break
+                events = decoded(b"[" + text.buffer[text.at : end] + b"]")
+                if events is not None:
+                    text.at = end
+                    return events
         return None
 
     def _add_waiting(self) -> None:
@@ -668,11 +671,14 @@ def _gpu(pid: int | str) -> int:
 
 
 def _last_end(buffer: bytes, begin: int, end: int) -> int:
-    """Returns the last place where an event seems to end and another to follow, or -1."""
+    """Returns the last place where an event seems to end and another to follow, or -1.
+
+    That is ``} , { "``: names of kernels can have the first three of these.
+    """
     while (brace := buffer.rfind(b"{", begin, end)) > begin:
-        first = max(begin, brace - 64)
+        first = max(begin, brace - _SPACES)
         before = buffer[first:brace].rstrip()
-        if before.endswith(b","):
+        if before.endswith(b",") and buffer[brace + 1 : brace + _SPACES].lstrip()[:1] == b'"':
             before = before[:-1].rstrip()
             if before.endswith(b"}"):
                 return first + len(before)
@@ -681,35 +687,27 @@ def _last_end(buffer: bytes, begin: int, end: int) -> int:
 
 
 def _decoded(piece: bytes) -> list[_Event] | None:
-    """Returns the events of a JSON array, or None if it is none, even when mended."""
+    """Returns the events of a JSON array, or None if it is none."""
     try:
         return _decode(piece)
     except msgspec.ValidationError:
-        if (events := _decoded_loosely(piece)) is not None:
-            return events
-    except (msgspec.DecodeError, RecursionError):
         pass
-    mended = _mended(piece)
+    except (msgspec.DecodeError, RecursionError):
+        return None
     try:
-        return _decode(mended)
-    except msgspec.ValidationError:
-        return _decoded_loosely(mended)
+        return [_event(value) for value in msgspec.json.decode(piece)]
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _decoded_loosely(piece: bytes) -> list[_Event] | None:
-    try:
-        values = msgspec.json.decode(piece)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return [_event(value) for value in values]
+def _decoded_mended(piece: bytes) -> list[_Event] | None:
+    return _decoded(_mended(piece))
 
 
-def _single(value: bytes) -> list[_Event]:
+def _single(value: bytes) -> _Event:
     """Returns what one element of the array is taken for."""
     events = _decoded(b"[" + value + b"]")
-    return [_event(_tolerated(value))] if events is None else events
+    return events[0] if events else _event(_tolerated(value))
 
 
 def _tolerated(value: bytes) -> Any:
