@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from leverbench.profiling import steps
 from leverbench.profiling.categories import category, loops
@@ -29,6 +30,8 @@ from leverbench.profiling.intervals import (
 from leverbench.profiling.reader import events_path, read_ranks
 from leverbench.profiling.selftime import mark_loops, nest, self_times
 from leverbench.profiling.steps import Steps
+
+Us: TypeAlias = npt.NDArray[np.float64]
 
 CPU, GPU = "cpu", "gpu"
 COMMUNICATION = "comm"
@@ -95,16 +98,17 @@ class DeviceTime:
         busy_us: The part of it in which something ran, on any stream or thread.
         gaps_us: What is left: each time in which nothing ran; None on the CPU.
         categories: By name.
-        collectives_us: By kernel of the communication, how long each call took, in order.
+        collectives_us: By kernel of the communication, how long each call took, in order; None on
+            the CPU.
     """
 
     steps: Steps
     recording_us: tuple[float, float]
     span_us: float
     busy_us: float
-    gaps_us: Sequence[float] | None
+    gaps_us: Us | None
     categories: Mapping[str, CategoryTime]
-    collectives_us: Mapping[str, Sequence[float]]
+    collectives_us: Mapping[str, Us] | None
 
 
 @dataclass(frozen=True)
@@ -399,8 +403,8 @@ def _lengths(start_ns: Ns, end_ns: Ns, group: Index, groups: int) -> Ns:
     return sum_by(group, end_ns - start_ns, groups)
 
 
-def _us(time_ns: Ns) -> Sequence[float]:
-    found: list[float] = (time_ns / _NS_PER_US).tolist()
+def _us(time_ns: Ns) -> Us:
+    found: Us = time_ns / _NS_PER_US
     return found
 
 
@@ -524,6 +528,6 @@ def _cpu(recorded: _Recorded, marks: _Marks) -> tuple[list[Operation], list[Devi
         busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
         gaps_us=None,
         categories={name: CategoryTime(union_us) for name, union_us in of_category.items()},
-        collectives_us={},
+        collectives_us=None,
     )
     return operations, [times]

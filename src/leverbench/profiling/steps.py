@@ -20,6 +20,8 @@ _ALIKE = 0.9
 _FEW_NAMES = 0.2
 _MANY_CALLS = 4
 _MOST_CALLS = 2 / 3
+# More than any engine has in a step; so that a sequence of a million names ends, too.
+_NAMES_TRIED = 2000
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def by_periodicity(name: Index, start_ns: Ns) -> Steps:
     # The rarest first; of equally rare ones the one that comes first in the recording.
     rare = np.flatnonzero(counts >= 2)
     firsts = order[first[rare]]
-    for one in rare[np.lexsort((firsts, counts[rare]))]:
+    for one in rare[np.lexsort((firsts, counts[rare]))][:_NAMES_TRIED]:
         at = order[first[one] : first[one] + counts[one]]
         if found is not None and len(at) == len(found.at):
             continue

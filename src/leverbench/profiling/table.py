@@ -1,12 +1,12 @@
 """The table of a profile: time by operation and category, and what stands out in it."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from leverbench.parquet import write_rows
@@ -178,16 +178,14 @@ def _steps(found: Sequence[Steps]) -> dict[str, Any]:
         absent = ("count", "dropped", "mean_us", "min_us", "max_us")
         return {"found_by": None, **dict.fromkeys(absent), "reason": reason}
     fewest = min(found, key=lambda steps: len(steps.start_ns))
-    lasting_us = [
-        lasting_ns / 1000 for steps in found for lasting_ns in (steps.end_ns - steps.start_ns)
-    ]
+    lasting_us = np.concatenate([steps.end_ns - steps.start_ns for steps in found]) / 1000
     return {
         "found_by": fewest.found_by,
         "count": len(fewest.start_ns),
         "dropped": fewest.dropped,
-        "mean_us": float(statistics.fmean(lasting_us)),
-        "min_us": float(min(lasting_us)),
-        "max_us": float(max(lasting_us)),
+        "mean_us": float(lasting_us.mean()),
+        "min_us": float(lasting_us.min()),
+        "max_us": float(lasting_us.max()),
         "reason": None,
     }
 
@@ -201,13 +199,14 @@ def _recording(times: Sequence[DeviceTime]) -> dict[str, Any]:
 
 
 def _gaps(times: Sequence[DeviceTime]) -> dict[str, Any] | None:
-    if any(time.gaps_us is None for time in times):
+    known = [time.gaps_us for time in times if time.gaps_us is not None]
+    if not known or len(known) < len(times):
         return None
-    gaps_us = [gap_us for time in times for gap_us in time.gaps_us or ()]
+    gaps_us = np.concatenate(known)
     return {
         "count": len(gaps_us),
-        "total_us": sum(gaps_us),
-        "median_us": statistics.median(gaps_us) if gaps_us else None,
+        "total_us": float(gaps_us.sum()),
+        "median_us": float(np.median(gaps_us)) if len(gaps_us) else None,
     }
 
 
@@ -286,18 +285,19 @@ def _communication(times: Sequence[DeviceTime]) -> dict[str, Any] | None:
     the transfer; the others were waiting before it. The i-th call of a name on one rank is the
     i-th on the others; where ranks have unequal numbers of calls, none are matched.
     """
-    if len(times) < 2:
+    told = [time.collectives_us for time in times if time.collectives_us is not None]
+    if len(told) < 2:
         return None
-    names = dict.fromkeys(name for time in times for name in time.collectives_us)
     transfer_us = wait_us = unmatched_us = 0.0
-    for name in names:
-        of_ranks = [time.collectives_us.get(name, ()) for time in times]
+    for name in dict.fromkeys(name for calls in told for name in calls):
+        of_ranks = [calls.get(name, np.zeros(0)) for calls in told]
+        all_us = float(sum(calls.sum() for calls in of_ranks))
         if len({len(calls) for calls in of_ranks}) > 1:
-            unmatched_us += sum(map(sum, of_ranks))
+            unmatched_us += all_us
             continue
-        least_us = len(times) * sum(map(min, zip(*of_ranks, strict=True)))
+        least_us = len(told) * float(np.minimum.reduce(of_ranks).sum())
         transfer_us += least_us
-        wait_us += sum(map(sum, of_ranks)) - least_us
+        wait_us += all_us - least_us
     return {"transfer_us": transfer_us, "wait_us": wait_us, "unmatched_us": unmatched_us}
 
 

@@ -41,7 +41,7 @@ def time(found: Steps, categories: Any = None, **more: Any) -> DeviceTime:
         "recording_us": (100.0, 60.0),
         "span_us": 80.0,
         "busy_us": 60.0,
-        "gaps_us": [5.0, 15.0],
+        "gaps_us": np.array([5.0, 15.0]),
         "collectives_us": {},
     }
     return DeviceTime(steps=found, categories=categories or {}, **plain | more)
@@ -149,6 +149,10 @@ def test_where_one_rank_has_no_whole_step_there_is_no_time_of_a_step():
     assert decode_steps(ranks, GPU) == 2
 
 
+def collectives(calls_us: list[float]) -> DeviceTime:
+    return time(steps(0, 9), collectives_us={"nccl": np.array(calls_us)})
+
+
 @pytest.mark.parametrize(
     ("calls_us", "expected"),
     [
@@ -163,7 +167,8 @@ def test_where_one_rank_has_no_whole_step_there_is_no_time_of_a_step():
 def test_communication_is_transfer_and_waiting(calls_us, expected):
     ranks = {
         f"TP-{number}": rank(
-            operation("nccl", "comm"), times=time(steps(0, 9), collectives_us={"nccl": calls})
+            operation("nccl", "comm"),
+            times=time(steps(0, 9), collectives_us={"nccl": np.array(calls)}),
         )
         for number, calls in enumerate(calls_us)
     }
@@ -172,7 +177,9 @@ def test_communication_is_transfer_and_waiting(calls_us, expected):
 
 
 def test_one_rank_does_not_tell_transfer_from_waiting():
-    one = rank(operation("nccl", "comm"), times=time(steps(0, 9), collectives_us={"nccl": [5.0]}))
+    one = rank(
+        operation("nccl", "comm"), times=time(steps(0, 9), collectives_us={"nccl": np.array([5.0])})
+    )
 
     assert summarise({"TP-0": one}, GPU)["communication"] is None
 
