@@ -28,7 +28,7 @@ from leverbench.profiling.intervals import (
     sum_by,
 )
 from leverbench.profiling.reader import events_path, read_ranks
-from leverbench.profiling.selftime import mark_loops, nest, self_times
+from leverbench.profiling.selftime import Calls, mark_loops, nest, self_times
 from leverbench.profiling.steps import Steps
 
 Us: TypeAlias = npt.NDArray[np.float64]
@@ -286,50 +286,53 @@ def _by_marks(spans: _Spans, decodes: Flags, seen: int | None) -> Steps:
     )
 
 
+@dataclass(frozen=True)
+class _Names:
+    """Names of operations; all categories that they have; and the number of each name's."""
+
+    names: Sequence[str]
+    categories: Sequence[str]
+    category: Index
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "_Names":
+        """Looks the categories up."""
+        found = [category(name) for name in names]
+        categories = sorted(set(found))
+        numbers = np.array([categories.index(one) for one in found], np.int64)
+        return cls(names, categories, numbers)
+
+
 def _gpu(
     recorded: _Recorded, marks: _Marks, launches: Mapping[int, Geometry]
 ) -> tuple[list[Operation], list[DeviceTime]]:
     order = np.argsort(recorded.on_gpu.start_ns, kind="stable")
     spans, kernels = recorded.on_gpu[order], recorded.is_kernel[order]
     used, name = np.unique(spans.name, return_inverse=True)
-    names = [recorded.names[code] for code in used.tolist()]
-    of_name = [category(one) for one in names]
-    categories = sorted(set(of_name))
-    category_of = np.array([categories.index(one) for one in of_name], np.int64)
-    union_ns = np.zeros(len(names), np.int64)
+    names = _Names.of([recorded.names[code] for code in used.tolist()])
+    union_ns = np.zeros(len(used), np.int64)
     devices = []
     # A GPU without kernels is one that others copied to.
     for device in np.unique(spans.device[kernels] if kernels.any() else spans.device).tolist():
         here = spans.device == device
         found = marks.of_gpu(device) or _periodic(spans[here & kernels])
-        times, of_names_ns = _gpu_time(
-            name[here], spans.start_ns[here], spans.end_ns[here], found, category_of, categories
-        )
+        time, of_names_ns = _gpu_time(spans[here], name[here], kernels[here], names, found)
+        devices.append(time)
         union_ns += of_names_ns
-        in_steps = _inside(
-            spans.start_ns, _windows(found, spans.start_ns[here], spans.end_ns[here])
-        )
-        collectives = {}
-        for code in np.flatnonzero(np.array(of_name) == COMMUNICATION).tolist():
-            calls = here & in_steps & kernels & (name == code)
-            if calls.any():
-                lasting_ns = spans.end_ns[calls] - spans.start_ns[calls]
-                collectives[names[code]] = _us(lasting_ns)
-        devices.append(replace(times, collectives_us=collectives))
-    self_ns = sum_by(name, spans.end_ns - spans.start_ns, len(names))
-    calls_of = np.bincount(name, minlength=len(names))
+    self_ns = sum_by(name, spans.end_ns - spans.start_ns, len(used))
+    calls = np.bincount(name, minlength=len(used))
     operations = [
         Operation(
             device=GPU,
             name=one,
-            category=of_name[code],
+            category=names.categories[names.category[code]],
             in_loop=False,
-            calls=int(calls_of[code]),
+            calls=int(calls[code]),
             self_us=int(self_ns[code]) / _NS_PER_US,
             union_us=int(union_ns[code]) / _NS_PER_US,
             launch=launches.get(int(used[code])),
         )
-        for code, one in enumerate(names)
+        for code, one in enumerate(names.names)
     ]
     return operations, devices
 
@@ -344,38 +347,34 @@ def _periodic(kernels: _Spans) -> Steps:
 
 
 def _gpu_time(
-    name: Index,
-    start_ns: Ns,
-    end_ns: Ns,
-    found: Steps,
-    category_of: Index,
-    categories: Sequence[str],
+    spans: _Spans, name: Index, kernels: Flags, names: _Names, found: Steps
 ) -> tuple[DeviceTime, Ns]:
     """Returns the times of one GPU, and the union of each name's operations.
 
     Args:
-        name: Number of each operation's name, by start.
-        start_ns: Their starts, in order.
-        end_ns: Their ends.
+        spans: Its operations, by start.
+        name: Number of each one's name.
+        kernels: Which of them are kernels.
+        names: The names.
         found: The decode steps.
-        category_of: Number of each name's category.
-        categories: Their names.
     """
-    windows = _windows(found, start_ns, end_ns)
-    from_ns, to_ns, of = clip(start_ns, end_ns, windows)
+    windows = _windows(found, spans)
+    from_ns, to_ns, of = clip(spans.start_ns, spans.end_ns, windows)
     busy = merge(from_ns, to_ns)[:2]
     idle_from_ns, idle_to_ns = gaps(busy, windows)
     idle_ns = idle_to_ns - idle_from_ns
-    following = np.searchsorted(start_ns, idle_to_ns, side="left")
-    known = following < len(start_ns)
-    gap_ns = sum_by(category_of[name[following[known]]], idle_ns[known], len(categories))
-    of_category = merge(from_ns, to_ns, category_of[name[of]])
-    union_ns = _lengths(*of_category, len(categories))
-    only_ns = alone_ns(*of_category, len(categories))
-    of_names_ns = _lengths(*merge(from_ns, to_ns, name[of]), len(category_of))
-    times = DeviceTime(
+    following = np.searchsorted(spans.start_ns, idle_to_ns, side="left")
+    known = following < len(spans)
+    count = len(names.categories)
+    gap_ns = sum_by(names.category[name[following[known]]], idle_ns[known], count)
+    start_ns, end_ns, group = merge(from_ns, to_ns, names.category[name[of]])
+    union_ns = sum_by(group, end_ns - start_ns, count)
+    only_ns = alone_ns(start_ns, end_ns, group, count)
+    start_ns, end_ns, group = merge(from_ns, to_ns, name[of])
+    of_names_ns = sum_by(group, end_ns - start_ns, len(names.names))
+    time = DeviceTime(
         steps=found,
-        recording_us=_recording(start_ns, end_ns),
+        recording_us=_recording(spans),
         span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
         busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
         gaps_us=_us(idle_ns),
@@ -385,22 +384,28 @@ def _gpu_time(
                 alone_us=int(only_ns[code]) / _NS_PER_US,
                 gap_us=int(gap_ns[code]) / _NS_PER_US,
             )
-            for code, one in enumerate(categories)
+            for code, one in enumerate(names.categories)
         },
-        collectives_us={},
+        collectives_us=_collectives(spans, name, kernels & _inside(spans.start_ns, windows), names),
     )
-    return times, of_names_ns
+    return time, of_names_ns
 
 
-def _recording(start_ns: Ns, end_ns: Ns) -> tuple[float, float]:
+def _collectives(spans: _Spans, name: Index, counted: Flags, names: _Names) -> dict[str, Us]:
+    """Returns by name how long each call of the communication's kernels took, in order."""
+    found = {}
+    for code, one in enumerate(names.names):
+        calls = counted & (name == code) if category(one) == COMMUNICATION else counted[:0]
+        if calls.any():
+            found[one] = _us(spans.end_ns[calls] - spans.start_ns[calls])
+    return found
+
+
+def _recording(spans: _Spans) -> tuple[float, float]:
     """Returns the time from the first start to the last end, and how much of it something ran."""
-    busy = merge(start_ns, end_ns)[:2]
+    busy = merge(spans.start_ns, spans.end_ns)[:2]
     span_ns, busy_ns = int(busy[1][-1] - busy[0][0]), int((busy[1] - busy[0]).sum())
     return span_ns / _NS_PER_US, busy_ns / _NS_PER_US
-
-
-def _lengths(start_ns: Ns, end_ns: Ns, group: Index, groups: int) -> Ns:
-    return sum_by(group, end_ns - start_ns, groups)
 
 
 def _us(time_ns: Ns) -> Us:
@@ -408,20 +413,16 @@ def _us(time_ns: Ns) -> Us:
     return found
 
 
-def _windows(found: Steps, start_ns: Ns, end_ns: Ns) -> Intervals:
+def _windows(found: Steps, spans: _Spans) -> Intervals:
     """Returns the whole steps as intervals, none of which touch; else all that was recorded."""
     if len(found.start_ns):
         return merge(found.start_ns, found.end_ns)[:2]
-    if not len(start_ns):
-        return start_ns, end_ns
-    return np.array([start_ns.min()]), np.array([end_ns.max()])
+    return np.array([spans.start_ns.min()]), np.array([spans.end_ns.max()])
 
 
 def _inside(at_ns: Ns, windows: Intervals) -> Flags:
     """Tells which times are in one of the windows."""
     window = np.searchsorted(windows[0], at_ns, side="right") - 1
-    if not len(windows[0]):
-        return np.zeros(len(at_ns), np.bool_)
     return (window >= 0) & (at_ns < windows[1][np.maximum(window, 0)])
 
 
@@ -460,74 +461,64 @@ def _chip(device: Mapping[str, Any]) -> tuple[int | None, Capability | None]:
 
 
 def _cpu(recorded: _Recorded, marks: _Marks) -> tuple[list[Operation], list[DeviceTime]]:
-    spans, end_ns = recorded.on_cpu, recorded.on_cpu.end_ns
+    spans = recorded.on_cpu
     if not len(spans):
         return [], []
     if recorded.end_ns is not None:
         # What is open when the recording ends goes on while the trace is written.
-        end_ns = np.maximum(np.minimum(end_ns, recorded.end_ns), spans.start_ns)
+        end_ns = np.maximum(np.minimum(spans.end_ns, recorded.end_ns), spans.start_ns)
+        spans = replace(spans, end_ns=end_ns)
     calls = nest(
-        recorded.names, spans.name, recorded.is_annotation, spans.lane, spans.start_ns, end_ns
+        recorded.names, spans.name, recorded.is_annotation, spans.lane, spans.start_ns, spans.end_ns
     )
-    known = loops()
-    loop, self_ns, pauses = mark_loops(calls, self_times(calls), known)
     found = marks.of_cpu()
-    windows = _windows(found, calls.start_ns, calls.end_ns)
-    counted = np.where(_inside(calls.start_ns, windows), self_ns, 0)
-    # Name, whether it is an annotation, and loop, in one number.
-    kinds, kind = np.unique(
-        (calls.name.astype(np.int64) * 2 + calls.annotation) * (len(known) + 1) + loop + 1,
-        return_inverse=True,
-    )
-    calls_of = np.bincount(kind)
-    self_of = sum_by(kind, self_ns, len(kinds))
-    counted_of = sum_by(kind, counted, len(kinds))
-    operations = []
-    for code, one in enumerate(kinds.tolist()):
-        of_loop, rest = one % (len(known) + 1), one // (len(known) + 1)
-        name = calls.names[rest // 2]
-        operations.append(
-            Operation(
-                device=CPU,
-                name=name,
-                category=known[of_loop - 1].category
-                if of_loop
-                else category(name, annotation=bool(rest % 2)),
-                in_loop=of_loop > 0,
-                calls=int(calls_of[code]),
-                self_us=int(self_of[code]) / _NS_PER_US,
-                union_us=int(counted_of[code]) / _NS_PER_US,
-            )
-        )
-    for key in sorted({(pause.category, pause.call) for pause in pauses}):
-        of_key = [pause for pause in pauses if (pause.category, pause.call) == key]
-        lasting_ns = np.array([pause.self_ns for pause in of_key])
-        inside = _inside(np.array([pause.start_ns for pause in of_key]), windows)
-        operations.append(
-            Operation(
-                device=CPU,
-                name=f"loop of {key[1]}, between operations",
-                category=key[0],
-                in_loop=True,
-                calls=len(of_key),
-                self_us=int(lasting_ns.sum()) / _NS_PER_US,
-                union_us=int(lasting_ns[inside].sum()) / _NS_PER_US,
-            )
-        )
+    windows = _windows(found, spans)
+    operations = _cpu_operations(calls, windows)
+    # Others are inside of these.
     outermost = calls.outer < 0
-    started_ns, ended_ns = calls.start_ns[outermost], calls.end_ns[outermost]
-    busy = merge(*clip(started_ns, ended_ns, windows)[:2])[:2]
+    busy = merge(*clip(calls.start_ns[outermost], calls.end_ns[outermost], windows)[:2])[:2]
     of_category: dict[str, float] = {}
     for operation in operations:
-        so_far = of_category.get(operation.category, 0.0)
-        of_category[operation.category] = so_far + operation.union_us
-    times = DeviceTime(
+        so_far_us = of_category.get(operation.category, 0.0)
+        of_category[operation.category] = so_far_us + operation.union_us
+    time = DeviceTime(
         steps=found,
-        recording_us=_recording(started_ns, ended_ns),
+        recording_us=_recording(spans),
         span_us=int((windows[1] - windows[0]).sum()) / _NS_PER_US,
         busy_us=int((busy[1] - busy[0]).sum()) / _NS_PER_US,
         gaps_us=None,
         categories={name: CategoryTime(union_us) for name, union_us in of_category.items()},
         collectives_us=None,
     )
-    return operations, [times]
+    return operations, [time]
+
+
+def _cpu_operations(calls: Calls, windows: Intervals) -> list[Operation]:
+    """Returns the operations on the CPU, and the time between those of loops as further ones."""
+    known = loops()
+    loop, self_ns, pauses = mark_loops(calls, self_times(calls), known)
+    counted_ns = np.where(_inside(calls.start_ns, windows), self_ns, 0)
+    # Name, whether it is an annotation, and loop, in one number.
+    number = (calls.name.astype(np.int64) * 2 + calls.annotation) * (len(known) + 1) + loop + 1
+    kinds, kind = np.unique(number, return_inverse=True)
+    count = np.bincount(kind)
+    self_of_ns = sum_by(kind, self_ns, len(kinds))
+    counted_of_ns = sum_by(kind, counted_ns, len(kinds))
+    operations = []
+    for code, one in enumerate(kinds.tolist()):
+        rest, of_loop = divmod(one, len(known) + 1)
+        name, annotation = calls.names[rest // 2], bool(rest % 2)
+        of = known[of_loop - 1].category if of_loop else category(name, annotation=annotation)
+        self_us, counted_us = (int(ns[code]) / _NS_PER_US for ns in (self_of_ns, counted_of_ns))
+        count_of = int(count[code])
+        operations.append(Operation(CPU, name, of, of_loop > 0, count_of, self_us, counted_us))
+    for of, call in sorted({(pause.category, pause.call) for pause in pauses}):
+        own = [pause for pause in pauses if (pause.category, pause.call) == (of, call)]
+        lasting_ns = np.array([pause.self_ns for pause in own])
+        inside = _inside(np.array([pause.start_ns for pause in own]), windows)
+        self_us, counted_us = (
+            int(ns.sum()) / _NS_PER_US for ns in (lasting_ns, lasting_ns[inside])
+        )
+        name = f"loop of {call}, between operations"
+        operations.append(Operation(CPU, name, of, True, len(own), self_us, counted_us))
+    return operations
