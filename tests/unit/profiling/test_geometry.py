@@ -1,8 +1,14 @@
 """Launch geometry: known launches on known devices, worked out by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from leverbench.profiling.events import load_events
 from leverbench.profiling.geometry import describe, geometry
+from leverbench.profiling.reader import read_events
+
+TRACE = Path(__file__).resolve().parents[2] / "data/decode-c16-gpu.trace.json.gz"
 
 H200 = {"sm_count": 132, "capability": (9, 0)}
 
@@ -139,3 +145,17 @@ def test_an_unknown_architecture_still_has_its_sms():
 def test_what_ran_had_a_place():
     # No SM has 512 threads of 255 registers, but some kernels give registers back.
     assert geometry(10, 512, 255, 0, **H200).blocks_per_sm == 1
+
+
+def test_the_profilers_own_arithmetic_says_the_same(tmp_path):
+    read_events(TRACE, tmp_path / "events")
+    columns = ("grid_blocks", "block_threads", "registers", "shared_bytes", "occupancy")
+    kernels = load_events(tmp_path / "events", columns, {"kernel"})
+    launches = zip(*(kernels[column].tolist() for column in columns), strict=True)
+    # It is rounded to whole percents; and 0 where a block has more than 48 KiB of shared memory.
+    known = [launch for launch in launches if launch[3] <= 48 * 1024]
+
+    assert len(known) == 759
+    for *launch, occupancy in known:
+        found = geometry(*map(int, launch), **H200)
+        assert found.occupancy == pytest.approx(occupancy, abs=0.005)
