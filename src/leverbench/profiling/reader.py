@@ -97,6 +97,9 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
     args: _Arguments = _Arguments()
 
 
+_NUMBERS_OF_ARGUMENTS = tuple(
+    field.encode_name for field in msgspec.structs.fields(_Arguments) if field.type is float
+)
 # Stands for what is no event that can be used: it has no times.
 _UNUSABLE = _Event(ph="X", cat="Trace")
 
@@ -170,13 +173,14 @@ def read_ranks(
     workers = workers or len(os.sched_getaffinity(0))
     # One iterator for all, so that each rank is taken once, by whoever is free.
     waiting = iter(traces.items())
-    failed: list[LeverbenchError] = []
+    failed: list[Exception] = []
 
     def read(reader: Any) -> None:
         while not failed and (found := next(waiting, None)):
             try:
                 reader(found[1], events_path(folder, found[0]))
-            except LeverbenchError as error:
+            except Exception as error:
+                # The others stop, too.
                 failed.append(error)
 
     beside = max(0, min(workers, len(traces)) - 1)
@@ -725,9 +729,7 @@ def _event(value: Any) -> _Event:
     given = value.get("args")
     given = given if isinstance(given, dict) else {}
     arguments: dict[str, Any] = {
-        field.encode_name: _number(given.get(field.encode_name))
-        for field in msgspec.structs.fields(_Arguments)
-        if field.type is float
+        name: _number(given[name]) for name in _NUMBERS_OF_ARGUMENTS if name in given
     }
     for extent in ("grid", "block"):
         if isinstance(given.get(extent), list):
@@ -770,16 +772,16 @@ def _mended(piece: bytes) -> bytes:
         piece.decode()
     except UnicodeDecodeError:
         piece = piece.decode(errors="replace").encode()
-    return _TEXT_OR_NO_NUMBER.sub(_mended_part, piece)
+    return _UP_TO_ODD.sub(_mended_part, piece)
 
 
 def _mended_part(found: re.Match[bytes]) -> bytes:
-    part = found[0]
-    if not part.startswith(b'"'):
-        return b"null"
-    if b"\\" in part:
-        part = _ESCAPE.sub(_mended_escape, part)
-    return _CONTROL.sub(b" ", part)
+    odd = found["odd"]
+    if odd.startswith(b'"'):
+        odd = _CONTROL.sub(b" ", _ESCAPE.sub(_mended_escape, odd))
+    elif odd:
+        odd = b"null"
+    return found["right"] + odd
 
 
 def _mended_escape(found: re.Match[bytes]) -> bytes:
@@ -789,8 +791,13 @@ def _mended_escape(found: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if found["half"] else b"\\" + escape
 
 
-_TEXT_OR_NO_NUMBER = re.compile(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+]?\b(?:nan|inf(?:inity)?)\b', re.DOTALL | re.IGNORECASE
+# What is right, as much of it as there is, and then a text with escapes or control characters, or
+# no number. It matches everywhere, so that no part is looked at twice.
+_NO_NUMBER = rb"[-+]?(?:nan|inf(?:inity)?)\b"
+_UP_TO_ODD = re.compile(
+    rb'(?P<right>(?:"[^"\\\x00-\x1f]*+"|[^"ni+-]++|(?!' + _NO_NUMBER + rb")[ni+-])*+)"
+    rb'(?P<odd>"[^"\\]*+(?:\\.[^"\\]*+)*+"|' + _NO_NUMBER + rb'|"|\Z)',
+    re.DOTALL | re.IGNORECASE,
 )
 _ESCAPE = re.compile(
     rb"(?P<right>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
