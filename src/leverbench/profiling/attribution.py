@@ -261,13 +261,14 @@ class _Marks:
             return steps.not_found("the trace has no marks of steps on the CPU")
         return _by_marks(self.cpu, self.cpu_decodes, int(self.cpu_decodes.sum()))
 
-    def of_gpu(self, device: int) -> Steps | None:
-        """Returns the steps on a GPU; None where there are no marks on it."""
+    def of_gpu(self, device: int, kernels: _Spans) -> Steps:
+        """Returns the steps on a GPU: without marks on it, by its kernels."""
+        seen = int(self.cpu_decodes.sum()) if len(self.cpu) else None
         here = self.gpu.device == device
-        if not here.any():
-            return None
-        marked = int(self.cpu_decodes.sum()) if len(self.cpu) else None
-        return _by_marks(self.gpu[here], self.gpu_decodes[here], marked)
+        if here.any():
+            return _by_marks(self.gpu[here], self.gpu_decodes[here], seen)
+        found = _periodic(kernels)
+        return found if seen is None else replace(found, seen=max(seen, len(found.start_ns)))
 
 
 def _by_marks(spans: _Spans, decodes: Flags, seen: int | None) -> Steps:
@@ -315,7 +316,7 @@ def _gpu(
     # A GPU without kernels is one that others copied to.
     for device in np.unique(spans.device[kernels] if kernels.any() else spans.device).tolist():
         here = spans.device == device
-        found = marks.of_gpu(device) or _periodic(spans[here & kernels])
+        found = marks.of_gpu(device, spans[here & kernels])
         time, of_names_ns = _gpu_time(spans[here], name[here], kernels[here], names, found)
         devices.append(time)
         union_ns += of_names_ns

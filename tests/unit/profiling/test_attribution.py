@@ -136,6 +136,13 @@ def test_without_marks_steps_are_found_by_what_comes_back(tmp_path):
     assert time.busy_us == 12 * 8
 
 
+def test_marks_on_the_cpu_alone_still_count_the_steps(tmp_path):
+    rank = read(tmp_path, step(0, 9), step(10, 9), kernel(GEMM, 0, 5), kernel(NORM, 10, 5))
+
+    assert (on_gpu(rank).steps.found_by, on_gpu(rank).steps.seen) == (None, 2)
+    assert decode_steps({"TP-0": rank}, GPU) == 2
+
+
 def test_gpus_of_one_rank_have_their_own_time(tmp_path):
     rank = read(
         tmp_path,
