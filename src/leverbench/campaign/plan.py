@@ -222,6 +222,8 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         candidates = math.prod(map(len, kernel.parameters.values()))
         at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
         lines.append(f"  {kernel.name}: {candidates} candidates, {len(kernel.shapes)} shapes{at}")
+        shapes = (" ".join(f"{n}={value}" for n, value in shape.items()) for shape in kernel.shapes)
+        lines.append(f"    {', '.join(shapes)}")
     lines += [f"  {name}: its shapes are not known yet" for name in campaign.unshaped]
     known = {**campaign.kernels, **campaign.unshaped}
     named = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)

@@ -25,7 +25,7 @@ from leverbench.load.window import Window
 from leverbench.load.workload import make_requests
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.answers import ask_again
-from leverbench.serving.calls import calls_between, not_used, read_calls
+from leverbench.serving.calls import calls_between, files_not_used, not_used, read_calls
 from leverbench.serving.failures import (
     LastingFailure,
     Outcome,
@@ -234,7 +234,7 @@ def _measure(
         reasons=tuple(reasons),
         kernels=kernels,
         # A void window is measured again: whether they were used is told by one that counts.
-        not_used=None if reasons else not_used(kernels, ranks),
+        not_used=None if reasons else not_used(kernels, ranks) or _files_not_used(session, ranks),
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
     if reasons:
@@ -366,6 +366,14 @@ def _either(before: list[int] | None, after: list[int] | None) -> list[int] | No
     """Returns who was there before or after; None where nobody was seen and one look failed."""
     seen = sorted({*(before or ()), *(after or ())})
     return None if not seen and None in (before, after) else seen
+
+
+def _files_not_used(session: Session, ranks: int) -> str | None:
+    proofs = session.evidence.get("kernels", ())
+    if not any("files" in proof for proof in proofs):
+        return None
+    log = session.server.read_log() or ""
+    return files_not_used(proofs, log, session.engine.tuned_files, ranks)
 
 
 def _compiled(pattern: re.Pattern[str], log: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from leverbench.campaign.slices import Launch
-from leverbench.engines import FileProof
+from leverbench.engines import FileProof, TunedFiles
 from leverbench.kernels.publish import Published
 from leverbench.serving.processes import Process
 
@@ -154,6 +154,25 @@ def not_used(calls: Sequence[Mapping[str, Any]], ranks: int) -> str | None:
                 else "The hooked function was not called (nothing of Python is, where a captured"
                 " graph runs): name another in load: hook: of kernel.yaml."
             )
+    return None
+
+
+def files_not_used(
+    proofs: Sequence[Mapping[str, Any]], log: str, files: TunedFiles, ranks: int
+) -> str | None:
+    """Returns why a window did not measure its tuned files, with a cure; None where it did.
+
+    Args:
+        proofs: The proof of the launch, by `proof_at_ready`.
+        log: Of the launch, up to the window's end.
+        files: What reads them.
+        ranks: How many processes of the server run the model.
+    """
+    for proof in proofs:
+        expected = {(one["n"], one["k"]): one["digest"] for one in proof.get("files", ())}
+        for one in files.proofs(log, expected, ranks):
+            if one.applied is False:
+                return f"{proof['kernel']}: {one.problem}. Look in the server's log."
     return None
 
 
