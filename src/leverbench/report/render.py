@@ -35,6 +35,20 @@ from leverbench.report.findings.profiles import STAND_OUT
 from leverbench.report.profiles import OTHER, Profile, ProfileTable, told_name
 from leverbench.report.summary import Summary, engine_text, first_line, summarise
 
+# What is told below the categories of a profile; the first three of each.
+_FACTS = (
+    "Time of operations, ms",
+    "Decode steps",
+    "Requests in flight",
+    "Whole steps (left out)",
+    "A decode step, ms",
+    "TPOT measured, ms",
+    "Device idle",
+    "Gaps: number, median us",
+    "Communication: transfer, waiting, ms",
+    "Tensor instructions, measured",
+    "Memory bandwidth, measured",
+)
 # Operations of a difference that are listed.
 _MOST_OPERATIONS = 10
 
@@ -296,35 +310,21 @@ def _profile_facts(summary: Summary, table: ProfileTable) -> list[tuple[str, lis
     What profiles of before do not tell is left out where none of them does.
     """
     variants, nothing = summary.plan["variants"], _number(None)
-    always = {"Time of operations, ms", "Decode steps", "Requests in flight"}
     facts: dict[str, list[str]] = {}
     for name in variants:
         profile = table.profiles.get(name)
         told = _facts(profile) if profile else {}
         tpot_ms = summary.mean("mean_tpot_ms", name, table.workload, table.concurrency)
         if profile and profile.step_us:
+            # The profiled step is longer: recording costs time.
             told["TPOT measured, ms"] = _number(tpot_ms, 2)
-        for label in (*_FACTS, "TPOT measured, ms"):
+        for label in _FACTS:
             facts.setdefault(label, []).append(told.get(label, nothing))
     return [
         (label, values)
         for label, values in facts.items()
-        if label in always or set(values) != {nothing}
+        if label in _FACTS[:3] or set(values) != {nothing}
     ]
-
-
-_FACTS = (
-    "Time of operations, ms",
-    "Decode steps",
-    "Requests in flight",
-    "Whole steps (left out)",
-    "A decode step, ms",
-    "Device idle",
-    "Gaps: number, median us",
-    "Transfer, waiting: ms",
-    "Tensor instructions, measured",
-    "Memory bandwidth, measured",
-)
 
 
 def _facts(profile: Profile) -> dict[str, str]:
@@ -347,37 +347,32 @@ def _facts(profile: Profile) -> dict[str, str]:
         gaps = profile.gaps
         told["Gaps: number, median us"] = f"{gaps['count']:,}, {gaps['median_us']:.1f}"
     if split := profile.communication:
-        told["Transfer, waiting: ms"] = f"{_ms(split['transfer_us'])}, {_ms(split['wait_us'])}"
+        told["Communication: transfer, waiting, ms"] = (
+            f"{_ms(split['transfer_us'])}, {_ms(split['wait_us'])}"
+        )
     return told
 
 
 def _launch(geometry: Mapping[str, Any]) -> list[str]:
     """Returns the lines that tell how a kernel is launched, as far as that is known."""
-    blocks, sms = geometry.get("grid_blocks"), geometry.get("sm_count")
-    lines = []
+
+    def told(name: str, form: str) -> list[str]:
+        return [] if geometry.get(name) is None else [form.format(geometry[name])]
+
+    blocks, sms, waves = (geometry.get(name) for name in ("grid_blocks", "sm_count", "waves"))
+    grid = counted(blocks, "block") if blocks else ""
     if blocks:
-        text = counted(blocks, "block")
-        if geometry.get("block_threads"):
-            text += f" of {geometry['block_threads']} threads"
-        if sms:
-            text += f" on {sms} SMs: at most {min(1.0, blocks / sms):.0%} of the chip"
-        lines.append(text)
-    loss = geometry.get("last_wave_loss")
-    parts = {
-        "waves": "{:.2f} waves",
-        "registers": "{} registers",
-        "shared_bytes": "{:,} bytes shared",
-        "occupancy": "occupancy {:.0%}",
-        "limited_by": "limited by {}",
-    }
-    told = [
-        form.format(geometry[name])
-        for name, form in parts.items()
-        if geometry.get(name) is not None
+        grid += "".join(told("block_threads", " of {} threads") + told("sm_count", " on {} SMs"))
+        grid += f": at most {blocks / sms:.0%} of the chip" if sms and blocks < sms else ""
+    parts = [
+        *told("waves", "{:.2f} waves"),
+        *(told("last_wave_loss", "{:.0%} of them lost in the last") if waves and waves > 1 else []),
+        *told("registers", "{} registers"),
+        *told("shared_bytes", "{:,} bytes shared"),
+        *told("occupancy", "occupancy {:.0%}"),
+        *told("limited_by", "limited by {}"),
     ]
-    if loss:
-        told.insert(1, f"the last one loses {loss:.0%}")
-    return [*lines, *([", ".join(told)] if told else [])]
+    return [line for line in (grid, ", ".join(parts)) if line]
 
 
 def _differences(

@@ -86,9 +86,7 @@ def test_without_its_largest_kernels_the_target_is_still_far(said):
 def test_the_kernel_to_write_next_is_named_with_what_it_bounds(said):
     sentence = only(said, "dominant kernel", "_tiled_sparse_decode_kernel")
 
-    assert (
-        "(sparse_attention_decode) takes 63.0% of decode time in profile first, 38.0%" in sentence
-    )
+    assert "(sparse_attention_decode) takes 63.0% of decode time in profile first (also" in sentence
     # 1 / 0.63 and 1 / 0.37
     assert "at most 1 / 0.63 = 1.59 times as fast, with this kernel gone 2.70." in sentence
     assert "takes 39.0% of decode time in profile c16" in only(

@@ -54,7 +54,8 @@ class _Seen:
         name: Of the kernel; of the category where no kernel is told, or it is one.
         category: Its category.
         device: ``cpu`` or ``gpu``.
-        where: The profile, in words.
+        of: Whose profile: the variant, or ``profile NAME`` in a record.
+        at: Under which load, in words; empty in a record.
         profile: The profile, as evidence.
         share: Of the operations' time; of decode time in a record.
         of_step: Of a decode step, where the profile tells steps apart; else the share.
@@ -68,7 +69,8 @@ class _Seen:
     name: str
     category: str
     device: str
-    where: str
+    of: str
+    at: str
     profile: str
     share: float
     of_step: float
@@ -188,8 +190,8 @@ def cuda_core_fallback(summary: Summary) -> Iterator[Finding]:
         )
         if (active := seen[0].active) is not None:
             text += (
-                f" Measured in {seen[0].where}, over all kernels: a tensor instruction under way"
-                f" {active:.1%} of the time."
+                f" Measured there over all kernels: a tensor instruction under way {active:.1%} of"
+                " the time."
             )
         yield Finding("cuda-core fallback", text, _profiles(seen))
 
@@ -227,7 +229,8 @@ def _kernel(table: ProfileTable, variant: str, profile: Profile, top: Mapping[st
         name=top["name"],
         category=top["category"],
         device="cpu" if profile.device == "cpu" else "gpu",
-        where=_where(table, variant),
+        of=variant,
+        at=_at(table),
         profile=profile.name,
         share=top["share"],
         of_step=of_step,
@@ -258,7 +261,8 @@ def _without_tensor_cores(summary: Summary) -> list[_Seen]:
                         name=category,
                         category=category,
                         device="gpu",
-                        where=_where(table, variant),
+                        of=variant,
+                        at=_at(table),
                         profile=profile.name,
                         share=share,
                         of_step=profile.step_shares.get(category, share),
@@ -291,7 +295,8 @@ def _told(profile: str, entry: Mapping[str, Any]) -> _Seen:
         name=entry["kernel"] or entry["category"],
         category=entry["category"],
         device="gpu",
-        where=f"profile {profile}",
+        of=f"profile {profile}",
+        at="",
         profile=told_name(profile),
         share=entry["share"],
         of_step=entry["share"],
@@ -311,19 +316,23 @@ def _grouped(parts: Iterable[_Seen], least: float, *by: str) -> dict[tuple[Any, 
 
 def _shares(summary: Summary, seen: Sequence[_Seen]) -> str:
     """Returns in which profiles something was seen, with its shares: the largest first."""
-    of = "decode time" if summary.imported else "the operations' time"
+    what = "decode time" if summary.imported else "the operations' time"
     first, *also = seen
-    text = f"{first.share:.1%} of {of} in {first.where}"
-    text += "".join(f", {one.share:.1%} in {one.where}" for one in also[:_ALSO])
-    return text + (f" and {len(also) - _ALSO} more" if len(also) > _ALSO else "")
+    parts = [
+        f"{one.share:.1%} in {one.of}{one.at if one.at != first.at else ''}" for one in also[:_ALSO]
+    ]
+    if len(also) > _ALSO:
+        parts.append(f"{len(also) - _ALSO} more")
+    text = f"{first.share:.1%} of {what} in {first.of}{first.at}"
+    return f"{text} (also {', '.join(parts)})" if parts else text
 
 
 def _profiles(seen: Sequence[_Seen]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.profile for one in seen))
 
 
-def _where(table: ProfileTable, variant: str) -> str:
-    return f"{variant} under {table.workload} at C={table.concurrency}"
+def _at(table: ProfileTable) -> str:
+    return f" under {table.workload} at C={table.concurrency}"
 
 
 def communication_bound(summary: Summary) -> Iterator[Finding]:
@@ -350,20 +359,33 @@ def communication_bound(summary: Summary) -> Iterator[Finding]:
 
 
 def host_bound(summary: Summary) -> Iterator[Finding]:
-    """A device that waits for the host."""
-    for table, variant, profile in _taken(summary):
-        if profile.device != "cpu" and (profile.idle_share or 0) > HOST_BOUND:
-            yield _host_bound(summary, table, variant, profile)
+    """A device that waits for the host: a sentence a load, on the profile that waits most."""
+    for table in summary.profiles:
+        idle = {
+            variant: profile.idle_share
+            for variant, profile in table.profiles.items()
+            if profile.device != "cpu" and (profile.idle_share or 0.0) > HOST_BOUND
+        }
+        if not idle:
+            continue
+        most, *also = sorted(idle, key=lambda variant: -(idle[variant] or 0.0))
+        text = _host_bound(summary, table, most)
+        if also:
+            text += f" Also in {', '.join(f'{name} ({idle[name]:.1%})' for name in also)}."
+        names = tuple(table.profiles[name].name for name in (most, *also))
+        rows = pooled_names(summary, [most], table.workload, table.concurrency)
+        yield Finding("host-bound", text, (*names, *rows))
 
 
-def _host_bound(summary: Summary, table: ProfileTable, variant: str, profile: Profile) -> Finding:
+def _host_bound(summary: Summary, table: ProfileTable, variant: str) -> str:
+    profile = table.profiles[variant]
     share, step_ms = profile.idle_share or 0.0, (profile.step_us or 0.0) / 1000
     text = (
-        f"In the {'decode steps' if profile.steps else 'recording'} of {_where(table, variant)} the"
+        f"In the {'decode steps' if profile.steps else 'recording'} of {variant}{_at(table)} the"
         f" GPU has nothing to do for {share:.1%} of the time (more than {HOST_BOUND:.0%}): it waits"
         " for the host."
     )
-    if profile.gaps and profile.gaps.get("count"):
+    if profile.gaps and profile.gaps["count"]:
         text += (
             f" {profile.gaps['count']:,} gaps between operations, half of them longer than"
             f" {profile.gaps['median_us']:.1f} us."
@@ -372,7 +394,6 @@ def _host_bound(summary: Summary, table: ProfileTable, variant: str, profile: Pr
         text += f" Without any, decode would be at most {ceiling(share):.2f} times as fast."
     at = (variant, table.workload, table.concurrency)
     tpot_ms = summary.mean("mean_tpot_ms", *at)
-    rows: tuple[str, ...] = ()
     if tpot_ms and step_ms:
         measured_ms = tpot_ms * (summary.mean("accept_length", *at) or 1.0)
         left = max(0.0, 1 - step_ms * (1 - share) / measured_ms)
@@ -381,9 +402,8 @@ def _host_bound(summary: Summary, table: ProfileTable, variant: str, profile: Pr
             f" TPOT it is {measured_ms:.3g} ms, in which the same work leaves {left:.0%} idle."
         )
         if left <= HOST_BOUND:
-            text += " So most of it is there by the recording."
-        rows = pooled_names(summary, [variant], table.workload, table.concurrency)
-    return Finding("host-bound", text, (profile.name, *rows))
+            text += " That is below the limit: it is the recording that makes the server wait."
+    return text
 
 
 def differences(summary: Summary) -> Iterator[Finding]:

@@ -28,9 +28,9 @@ def test_a_kernel_of_more_than_a_third_is_dominant(campaign, found):
     )
     assert gemm.rows == ("float32/profile/random/c16",)
     assert attention.text == (
-        f"attention_kernel (attention) takes 50.0% of the operations' time in {WHERE}, 40.0% in"
-        " float32 under random at C=16. With all the rest gone, decode would be at most 1 / 0.25 ="
-        " 4.00 times as fast, with this kernel gone 1.33."
+        f"attention_kernel (attention) takes 50.0% of the operations' time in {WHERE} (also 40.0%"
+        " in float32). With all the rest gone, decode would be at most 1 / 0.25 = 4.00 times as"
+        " fast, with this kernel gone 1.33."
     )
     assert attention.rows == (BASELINE, "float32/profile/random/c16")
 
@@ -49,8 +49,8 @@ def test_profiles_of_before_have_dominant_operations_too(campaign, found):
     (attention, gemm) = found("dominant kernel")
 
     assert attention.text.startswith(
-        f"decode_kernel (attention) takes 50.0% of the operations' time in {WHERE}, 50.0% in"
-        " threads-2 under random at C=16, 50.0% in float32 under random at C=16 and 1 more."
+        f"decode_kernel (attention) takes 50.0% of the operations' time in {WHERE} (also 50.0% in"
+        " threads-2, 50.0% in float32, 1 more)."
     )
     assert attention.text.endswith("with this operation gone 2.00.")
     assert "gemm_bf16 (matrix-multiply) takes 40.0%" in gemm.text
@@ -73,8 +73,8 @@ def test_matrix_work_without_tensor_cores_is_a_fallback(campaign, found):
 
     assert fallback.text == (
         f"attention (attention_kernel) takes 50.0% of the operations' time in {WHERE} and uses no"
-        " tensor cores (inferred from the kernels' names), although it is matrix work. Measured in"
-        f" {WHERE}, over all kernels: a tensor instruction under way 3.0% of the time."
+        " tensor cores (inferred from the kernels' names), although it is matrix work. Measured"
+        " there over all kernels: a tensor instruction under way 3.0% of the time."
     )
     assert fallback.rows == (BASELINE,)
 
@@ -173,7 +173,8 @@ def test_an_idle_gpu_is_host_bound_and_what_recording_adds_is_told(campaign, fou
         " than 25%): it waits for the host. 40 gaps between operations, half of them longer than"
         " 2.5 us. Without any, decode would be at most 2.00 times as fast. Recording slows the"
         " host: a recorded step takes 62 ms, by the measured TPOT it is 39.6 ms, in which the"
-        " same work leaves 22% idle. So most of it is there by the recording."
+        " same work leaves 22% idle. That is below the limit: it is the recording that makes the"
+        " server wait."
     )
     assert host.rows == (BASELINE, "baseline/s1/random/c16", "baseline/s2/random/c16")
 
