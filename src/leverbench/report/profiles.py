@@ -15,6 +15,8 @@ from leverbench.errors import LeverbenchError
 from leverbench.records import read_record
 from leverbench.serving.failures import Outcome
 
+# The engine's own code between operations: no kernel's time.
+HOST_CODE = "host-code"
 # Operations that no category claims; above this share the categories say too little.
 OTHER = "other"
 LARGE_OTHER = 0.1

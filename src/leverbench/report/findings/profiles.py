@@ -7,9 +7,8 @@ from typing import Any
 
 from leverbench.analysis.ceilings import CategoryCeiling, ceiling
 from leverbench.analysis.differences import Explained, ProfileDifference
-from leverbench.profiling.table import HOST_CODE
 from leverbench.report.findings.finding import Finding, pooled_names, profile_name, short
-from leverbench.report.profiles import Profile, ProfileTable, told_name
+from leverbench.report.profiles import HOST_CODE, Profile, ProfileTable, told_name
 from leverbench.report.summary import Summary, first_line
 
 # Rules whose sentences stand above the profiles.
