@@ -1,5 +1,6 @@
 """The profiles of a campaign, as the report shows them."""
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ HOST_CODE = "host-code"
 # Operations that no category claims; above this share the categories say too little.
 OTHER = "other"
 LARGE_OTHER = 0.1
+# Categories of matrix products, which tensor cores are made for: of ours, and of records of others.
+_MATRIX_WORK = re.compile(r"attention|gemm|gemv|matmul|\bmoe(?!-routing)")
 # Beside a profile's record, by the same job.
 _OPERATIONS = "kernels.parquet"
 
@@ -48,7 +51,8 @@ class Profile:
         idle_share: Part of the steps in which the device had nothing to do.
         gaps: Number and median of the times without any operation.
         communication: Time of collectives: the transfer, and waiting for other ranks.
-        tensor_cores: By category, whether its operations use them, as their names tell.
+        tensor_cores: By category of matrix work, whether its operations use them, as their names
+            tell.
         tensor_activity: What the machine measured of them.
         truncated: What is missing of a trace.
         in_loops: The part of these shares that is there by inference, in loops around operations.
@@ -235,6 +239,11 @@ def decode_shares(plan: Mapping[str, Any], tables: Sequence[ProfileTable]) -> li
     return taken + told
 
 
+def is_matrix_work(category: str) -> bool:
+    """Returns whether a category is of matrix products, by its name."""
+    return _MATRIX_WORK.search(category) is not None
+
+
 def told_name(profile: str) -> str:
     """Returns how findings name a profile of a record of others, which has no folder."""
     return f"profile/{profile}"
@@ -270,7 +279,7 @@ def _profile(
         tensor_cores={
             str(entry["category"]): str(entry["tensor_cores"])
             for entry in categories
-            if entry.get("tensor_cores") is not None
+            if entry.get("tensor_cores") is not None and is_matrix_work(entry["category"])
         },
         tensor_activity=record.get("tensor_activity"),
         truncated=record.get("truncated"),

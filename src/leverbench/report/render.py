@@ -360,13 +360,14 @@ def _launch(geometry: Mapping[str, Any]) -> list[str]:
         return [] if geometry.get(name) is None else [form.format(geometry[name])]
 
     blocks, sms, waves = (geometry.get(name) for name in ("grid_blocks", "sm_count", "waves"))
-    grid = counted(blocks, "block") if blocks else ""
+    grid = ""
     if blocks:
+        grid = f"{blocks:,} block{'' if blocks == 1 else 's'}"
         grid += "".join(told("block_threads", " of {} threads") + told("sm_count", " on {} SMs"))
         grid += f": at most {blocks / sms:.0%} of the chip" if sms and blocks < sms else ""
     parts = [
         *told("waves", "{:.2f} waves"),
-        *(told("last_wave_loss", "{:.0%} of them lost in the last") if waves and waves > 1 else []),
+        *(told("last_wave_loss", "{:.0%} lost in the last") if waves and waves > 1 else []),
         *told("registers", "{} registers"),
         *told("shared_bytes", "{:,} bytes shared"),
         *told("occupancy", "occupancy {:.0%}"),

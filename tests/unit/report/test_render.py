@@ -894,7 +894,7 @@ def test_launches_of_top_operations_are_shown(stepped, undrawn):
         " 64 blocks of 128 threads on 170 SMs: at most 38% of the chip"
         " 0.38 waves, 255 registers, 49,152 bytes shared, occupancy 8%, limited by grid none"
     ) in page.text
-    assert "340 blocks of 128 threads on 170 SMs 2.00 waves, 0% of them lost" in page.text
+    assert "340 blocks of 128 threads on 170 SMs 2.00 waves, 0% lost in the last" in page.text
 
 
 def test_a_variants_profile_is_held_against_its_parents(stepped, undrawn):

@@ -112,7 +112,7 @@ def removal(summary: Summary) -> Iterator[Finding]:
     )
     alone = "this category alone does" if len(largest) == 1 else "these categories alone do"
     text += (
-        f"The target is {target:,.0f}: {alone} not reach it. Then {target / left:.1f} times would"
+        f"The target is {target:,.0f}: {alone} not reach it. A factor of {target / left:.1f} would"
         f" still be missing; to reach it, {1 - without / target:.1%} of decode time must go."
         if left < target
         else f"The target of {target:,.0f} is within that bound."

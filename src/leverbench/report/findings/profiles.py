@@ -1,6 +1,5 @@
 """Findings on profiles: what takes the time, why, and what changed it."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,13 @@ from typing import Any
 from leverbench.analysis.ceilings import CategoryCeiling, ceiling
 from leverbench.analysis.differences import Explained, ProfileDifference
 from leverbench.report.findings.finding import Finding, pooled_names, profile_name, short
-from leverbench.report.profiles import HOST_CODE, Profile, ProfileTable, told_name
+from leverbench.report.profiles import (
+    HOST_CODE,
+    Profile,
+    ProfileTable,
+    is_matrix_work,
+    told_name,
+)
 from leverbench.report.summary import Summary, first_line
 
 # Rules whose sentences stand above the profiles.
@@ -40,8 +45,6 @@ _LEAST_OPERATION, _OPERATIONS = 0.01, 3
 # Further profiles in which something was seen, that are named.
 _ALSO = 2
 
-# Categories of matrix products, which tensor cores are made for: of ours, and of records of others.
-_MATRIX_WORK = re.compile(r"attention|gemm|gemv|matmul|\bmoe(?!-routing)")
 _COMMUNICATION = ("comm", "communication")
 
 
@@ -244,8 +247,6 @@ def _without_tensor_cores(summary: Summary) -> list[_Seen]:
     found = []
     for table, variant, profile in _taken(summary):
         for category, kind in profile.tensor_cores.items():
-            if not _MATRIX_WORK.search(category):
-                continue
             own = [
                 (_kernel(table, variant, profile, top), top["tensor_cores"])
                 for top in profile.top
@@ -272,7 +273,7 @@ def _without_tensor_cores(summary: Summary) -> list[_Seen]:
     return found + [
         _told(name, entry)
         for name, entry in _entries(summary)
-        if entry["tensor_cores"] is False and _MATRIX_WORK.search(entry["category"])
+        if entry["tensor_cores"] is False and is_matrix_work(entry["category"])
     ]
 
 
@@ -385,9 +386,10 @@ def _host_bound(summary: Summary, table: ProfileTable, variant: str) -> str:
         " for the host."
     )
     if profile.gaps and profile.gaps["count"]:
+        gaps = profile.gaps
         text += (
-            f" {profile.gaps['count']:,} gaps between operations, half of them longer than"
-            f" {profile.gaps['median_us']:.1f} us."
+            f" {gaps['count']:,} gaps between operations, of {gaps['median_us']:.1f} us (median)"
+            f" and {gaps['total_us'] / gaps['count']:.1f} us (mean)."
         )
     if share < 1:
         text += f" Without any, decode would be at most {ceiling(share):.2f} times as fast."
