@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
+from leverbench.engines import ENGINES, get_engine
 from leverbench.errors import LeverbenchError
 from leverbench.project import DEFAULT_CAMPAIGN, ignored, preflight, read_project
 
@@ -29,12 +30,21 @@ def main() -> None:
         "--equal-within", type=float, default=DEFAULT_EQUAL_WITHIN, help="margin of equal"
     )
     _add_import(commands)
+    what = "check tuned files of a fused MoE kernel, and lay them out as a server looks for them"
+    command = commands.add_parser("moe-configs", help=what, description=what)
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of one GPU")
+    command.add_argument("--engine", required=True, choices=ENGINES, help="whose they are")
+    command.add_argument("--triton", required=True, metavar="VERSION", help="that tuned them")
+    command.add_argument("--into", required=True, type=Path, metavar="DIR", help="folder to fill")
     arguments = parser.parse_args()
     try:
         if arguments.command == "analyse":
             _analyse(arguments.table, arguments.out, arguments.until, arguments.equal_within)
         elif arguments.command == "import":
             _import(arguments)
+        elif arguments.command == "moe-configs":
+            lay_out = get_engine(arguments.engine).lay_out_moe_files
+            print(*lay_out(arguments.files, arguments.triton, arguments.into), sep="\n")
         else:
             _campaign(arguments.command, arguments.campaign)
     except LeverbenchError as error:

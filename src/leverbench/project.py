@@ -19,16 +19,23 @@ from leverbench.campaign.slices import Launch, launch_slice, patience
 from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.build import lacking_compiler
+from leverbench.kernels.build import interpreter, lacking_compiler
 from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
+from leverbench.kernels.shapes import (
+    differences,
+    lookups,
+    unknown_shapes,
+    unread,
+    with_shapes,
+)
 from leverbench.load.fit import require_fit, unfit
 from leverbench.models.files import model_facts
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.secrets import redacted
 from leverbench.serving.attached import require_answer
 from leverbench.serving.failures import RECOVERABLE, SUCCESSES
-from leverbench.serving.machine import machine_fingerprint, require_gpus
+from leverbench.serving.machine import installed_gpus, machine_fingerprint, require_gpus
 from leverbench.serving.owner import (
     clear_stale_lock,
     hold_owner,
@@ -43,7 +50,9 @@ DEFAULT_CAMPAIGN = "config/campaign.yaml"
 _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 
 # Rules whose jobs need the engine, the model and the machine to themselves.
-_MEASURING = frozenset({"serve", "bench", "profile", "tune_kernel", "microbench_kernel"})
+_MEASURING = frozenset(
+    {"serve", "bench", "profile", "tune_kernel", "microbench_kernel", "discover_shapes"}
+)
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
@@ -136,8 +145,11 @@ class Project:
         """Returns the files that a whole run makes.
 
         With ``only`` the points and profiles of those variants; else also analysis, report and
-        gate, which passes once and then has nothing to do.
+        gate, which passes once and then has nothing to do. Where a kernel's shapes are to be
+        discovered, only that: the run starts again then.
         """
+        if self.lookups:
+            return list(self.lookups)
         plan = f"results/{self.campaign.name}/plan.json"
         if self.campaign.execution == "session":
             finish = [] if self.only else [f"state/sessions/{self.campaign.name}.finished"]
@@ -243,6 +255,24 @@ class Project:
             )
         )
 
+    @cached_property
+    def lookups(self) -> Mapping[str, Launch]:
+        """The launches that show shapes which are not known yet, by the path of the record."""
+        return lookups(self.campaign)
+
+    def lookup(self, kernel: str, name: str) -> Launch:
+        """Returns the launch that shows shapes of a kernel, by the name of its record."""
+        for path, launch in self.lookups.items():
+            if Path(path).stem == name and Path(path).parts[-3] == kernel:
+                return launch
+        _exit(
+            LeverbenchError(
+                f"no server of the campaign looks up {kernel} of {name}",
+                where=self.campaign.file,
+                cure="Say shapes: discover; the plan names what is looked up.",
+            )
+        )
+
     def skip_params(self, kernel: str) -> dict[str, Any] | None:
         """Returns the profile that tells whether tuning a kernel can be worth it, or None."""
         profile = self.campaign.skip.get(kernel)
@@ -264,6 +294,13 @@ class Project:
         """Returns all that is recorded of the campaign's kernels: what is lost is made again."""
         made = (record for kernel in self._kernels for record in kernel.records)
         return list(dict.fromkeys(map(str, made)))
+
+    def exports(self) -> list[str]:
+        """Returns the bundle of each kernel of the engine's own."""
+        own = (one for one in self._kernels if one.kernel.configs is not None)
+        folder = f"reports/{self.campaign.name}/export"
+        names = (f"{one.kernel.name}-{one.code}-{one.choice}" for one in own)
+        return list(dict.fromkeys(f"{folder}/{name}" for name in names))
 
     def microbench_records(self) -> list[str]:
         """Returns the record of each kernel's micro-benchmark."""
@@ -333,7 +370,8 @@ class Project:
     def describe(self) -> str:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
-        return describe(self.campaign, self.order, self.directory / HISTORY, measured)
+        told = describe(self.campaign, self.order, self.directory / HISTORY, measured)
+        return "\n".join([told, *differences(self.campaign)])
 
     def end(self, *, failed: bool, again: Callable[[], None] | None) -> None:
         """Ends the server that this run kept, and says where the report is.
@@ -347,6 +385,9 @@ class Project:
                 to make a part of the campaign only.
         """
         stop_now(self.directory)
+        if again is not None and not failed and self.lookups:
+            print("leverbench: the shapes are known now", file=sys.stderr, flush=True)
+            again()
         settled = self.campaign.until is None or (failed and not self._only_gate_failed())
         if again is not None and not settled and self._grows():
             last = max(session for _, session in self.order)
@@ -531,8 +572,8 @@ def read_project(directory: Path, config: Mapping[str, Any]) -> Project:
     if file.is_absolute() and file.is_relative_to(directory.resolve()):
         # One name for a file, however it is written.
         file = file.relative_to(directory.resolve())
-    campaign = load_campaign(
-        file, overrides, lambda engine, key: get_engine(engine).lever_family(key)
+    campaign = with_shapes(
+        load_campaign(file, overrides, lambda engine, key: get_engine(engine).lever_family(key))
     )
     only = tuple(str(config["only"]).split(",")) if "only" in config else ()
     for name in only:
@@ -657,6 +698,7 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
         except LeverbenchError as error:
             yield error
             continue
+        yield from _wrong_files(campaign, engine.name, installed)
         if engine.version not in (None, installed):
             yield LeverbenchError(
                 f"the campaign is for {engine.name} {engine.version}, and {installed} is installed",
@@ -665,14 +707,34 @@ def missing(campaign: Campaign, directory: Path) -> Iterator[LeverbenchError]:
             )
 
 
+def _wrong_files(campaign: Campaign, name: str, version: str) -> Iterator[LeverbenchError]:
+    """Yields what is wrong with files of tuned parameters that variants name in their settings."""
+    device = campaign.device or next((name for name, _ in installed_gpus()), None)
+    if device is None:
+        return
+    for variant in campaign.variants.values():
+        engine = variant.engine
+        triton = interpreter(engine.python, engine.wrapper)["triton"]
+        try:
+            get_engine(name).check_files(engine, device, version, triton)
+        except LeverbenchError as error:
+            where = f"{campaign.file}: variant {variant.name}: {error.where}"
+            yield LeverbenchError(error.what, where=where, cure=error.cure)
+
+
 def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
     for name in dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned):
-        if name not in campaign.kernels:
+        if name not in campaign.kernels and name not in campaign.unshaped:
             yield LeverbenchError(
                 f"there is no kernel {name}",
                 where=campaign.file,
                 cure=f"Add kernels/{name}/{MANIFEST}, or remove it from tuned:.",
             )
+    yield from unknown_shapes(campaign)
+    for variant, problem in unread(campaign):
+        if problem.certain:
+            where = f"{campaign.file}: variant {variant}"
+            yield LeverbenchError(problem.message, where=where, cure=problem.cure)
     prepared = [one for kernels in prepared_kernels(campaign).values() for one in kernels]
     for one in prepared:
         if one.toolchain.compiler is None and one.kernel.language != "triton":
@@ -691,10 +753,15 @@ def _model(campaign: Campaign, directory: Path) -> Path | None:
 
 
 def ignored(campaign: Campaign) -> list[str]:
-    """Returns a warning for each variant whose lever the installed engine is known to ignore."""
+    """Returns a warning for each variant whose lever the engine is known, or likely, to ignore."""
     if campaign.attached:
         return []
-    return [
+    doubtful = [
+        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
+        for variant, problem in unread(campaign)
+        if not problem.certain
+    ]
+    return doubtful + [
         f"leverbench: {variant.name}: {variant.engine.name} {version} accepts {key} and reads it"
         " nowhere: the variant will be called not applied"
         for variant in campaign.variants.values()

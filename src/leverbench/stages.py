@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leverbench import records
-from leverbench.campaign.slices import Patience
+from leverbench.campaign.slices import Launch, Patience
 from leverbench.errors import LeverbenchError
 from leverbench.secrets import redacted
 
@@ -67,6 +67,19 @@ def prepare_tiny_model(seed: int, manifest: str, log: str) -> None:
         prepare_tiny(Path(manifest).parent, seed=seed, threads=len(os.sched_getaffinity(0)))
         seconds = round(time.monotonic() - began, 3)
         note_history("model", seconds)
+
+
+def discover_shapes(
+    launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str
+) -> None:
+    """Launches a server once, for the shapes that it looks tuned files up for."""
+    with _stage(log):
+        from leverbench.kernels.shapes import record_lookups
+        from leverbench.serving.session import looked_up
+
+        asked = Launch.from_params(launch)
+        seen = looked_up(asked, Patience.from_resources(resources))
+        record_lookups(asked, seen, Path(record))
 
 
 def build_kernel(kernel: Mapping[str, Any], record: str, log: str) -> None:
@@ -176,6 +189,34 @@ def publish_kernel(
         prepared = from_params({**kernel, **calls}, Path(record))
         paths = [Path(path) for path in tunings]
         publish(prepared.kernel, prepared.built / "code", paths, Path(record).parent)
+
+
+def export_kernel(
+    kernel: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    tunings: Sequence[str],
+    folder: str,
+    campaign: str,
+    log: str,
+) -> None:
+    """Writes a bundle of what was chosen for one of the engine's own kernels."""
+    with _stage(log):
+        from leverbench.engines.arguments import identify
+        from leverbench.kernels.prepared import from_params
+        from leverbench.tuning.export import export
+
+        prepared = from_params({**kernel, **calls}, Path(tunings[0]))
+        export(
+            [Path(path) for path in tunings],
+            Path(folder),
+            engine=prepared.kernel.engine,
+            versions={
+                prepared.kernel.engine: identify(prepared.settings).version,
+                "torch": prepared.toolchain.torch,
+                "triton": prepared.toolchain.version,
+            },
+            command=f"snakemake --cores all export --config campaign={campaign}",
+        )
 
 
 def serve(launch: Mapping[str, Any], record: str, resources: Mapping[str, Any], log: str) -> None:

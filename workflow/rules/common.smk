@@ -28,6 +28,7 @@ wildcard_constraints:
     kernel="[a-z0-9][a-z0-9-]*",
     code="[0-9a-f]{16}",
     choice="[0-9a-f]{16}",
+    lookup="[0-9a-f]{16}",
     space="[0-9a-f]{16}-[0-9a-f]{8}",
     device="[a-z0-9-]+",
     shape="[a-z0-9-]+",
@@ -106,6 +107,11 @@ def tuning_params(wildcards):
         **prepared.calls_as_params(wildcards.shape),
         "skip": RUN.skip_params(wildcards.kernel),
     }
+
+
+def lookup_params(wildcards):
+    """Returns the server whose log shows a kernel's shapes."""
+    return RUN.lookup(wildcards.kernel, wildcards.lookup).as_params()
 
 
 def published_kernels(wildcards):

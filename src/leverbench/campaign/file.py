@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -72,6 +72,8 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         )
     model, topology = data.get("model", {}), data.get("topology", {})
     token_ids = model.get("token_ids")
+    kernels = _kernels(document, variants)
+    shapes_from = _shapes_from(document, kernels)
     return Campaign(
         name=data["campaign"],
         file=str(path),
@@ -80,6 +82,7 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         model_path=model.get("path"),
         token_ids=(token_ids[0], token_ids[1]) if token_ids else None,
         prepare=model.get("prepare"),
+        model_config=model.get("config"),
         gpus=topology.get("gpus", 0),
         device=topology.get("device"),
         variants=variants,
@@ -96,7 +99,9 @@ def load_campaign(path: Path, overrides: Mapping[str, Any], lever_family: LeverF
         equal_within=data.get("equal_within", DEFAULT_EQUAL_WITHIN),
         goodput=Goodput(**data["goodput"]) if "goodput" in data else None,
         recovery=_recovery(document),
-        kernels=_kernels(document, variants),
+        kernels={name: kernel for name, kernel in kernels.items() if name not in shapes_from},
+        unshaped={name: kernels[name] for name in shapes_from},
+        shapes_from=shapes_from,
         skip={
             name: settings["skip_by"]
             for name, settings in data.get("kernels", {}).items()
@@ -347,7 +352,24 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                 where=where,
                 cure=f"Remove it: {folder}/kernel.yaml names no sizes.",
             )
-        for shape in settings.get("shapes", ()):
+        shapes = settings.get("shapes", ())
+        own = {"files": "files" in settings, "shapes": isinstance(shapes, str)}
+        if kernel.configs is None and (keys := [key for key, asked in own.items() if asked]):
+            raise LeverbenchError(
+                f"kernels.{name}.{keys[0]}: {settings[keys[0]]} is for kernels of the engine's own",
+                where=where,
+                cure="List shapes, or leave them to the kernel's manifest.",
+            )
+        if "files" in settings and {"shapes", "sizes", "skip_by"} & settings.keys():
+            raise LeverbenchError(
+                f"kernels.{name}: files say themselves what they are for, and nothing is tuned",
+                where=where,
+                cure="Remove shapes:, sizes: and skip_by:, or files:.",
+            )
+        if isinstance(shapes, str):
+            settings = {key: value for key, value in settings.items() if key != "shapes"}
+            shapes = ()
+        for shape in shapes:
             if shape.keys() != kernel.shapes[0].keys():
                 raise LeverbenchError(
                     f"kernels.{name}.shapes: {shape} does not have the dimensions"
@@ -356,14 +378,29 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
         found[name] = for_campaign(kernel, settings)
+        if kernel.configs is not None and "sizes" not in settings:
+            given = Path(settings["files"]) if "files" in settings else None
+            found[name] = replace(found[name], sizes=(), given=given)
     for name, variant in variants.items():
-        hooks = [found[kernel].hook for kernel in variant.engine.tuned if kernel in found]
-        if len(set(hooks)) < len(hooks):
+        replaced = [found[kernel].replaces for kernel in variant.engine.tuned if kernel in found]
+        if len(set(replaced)) < len(replaced):
             raise LeverbenchError(
                 f"{name}: two of its kernels stand in for the same function of the engine",
                 where=document.where(("variants", name, "tuned")),
                 cure="Give each its own variant.",
             )
+    return found
+
+
+def _shapes_from(document: Document, kernels: Mapping[str, Kernel]) -> dict[str, str]:
+    """Returns where the shapes of the engine's own kernels come from."""
+    found = {}
+    for name, kernel in kernels.items():
+        if kernel.configs is not None:
+            asked = document.data.get("kernels", {}).get(name, {}).get("shapes", "model")
+            found[name] = asked if isinstance(asked, str) else "list"
+            if kernel.given is not None:
+                found[name] = "files"
     return found
 
 

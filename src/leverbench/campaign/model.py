@@ -272,6 +272,7 @@ class Campaign:
             and the file names none.
         token_ids: First and last token id that prompts are drawn from, where the file says so.
         prepare: How the workflow makes the model, or None.
+        model_config: The model's config.json, where the file names one beside the model's folder.
         gpus: GPUs of one server; 0 is the CPU.
         device: What the GPUs are called, where the file says so.
         variants: By name, in the file's order.
@@ -287,6 +288,9 @@ class Campaign:
         goodput: Limits of a request's latency, or None.
         recovery: By cause of a failed start, what is changed step by step.
         kernels: The tunable kernels that variants name, as far as their folders exist.
+        unshaped: Kernels of the engine's own whose shapes and sizes are not known, or not yet.
+        shapes_from: Of each kernel of the engine's own, where they come from: ``model``,
+            ``discover``, ``list`` or ``files``.
         skip: By kernel, the profile that tells whether tuning it can be worth it, if any.
         execution: ``jobs`` (rules share a kept server) or ``session`` (one job a session).
         remeasure: ``none`` or ``protocol`` (rows of an older protocol are measured again).
@@ -301,6 +305,7 @@ class Campaign:
     model_path: str | None
     token_ids: tuple[int, int] | None
     prepare: str | None
+    model_config: str | None
     gpus: int
     device: str | None
     variants: Mapping[str, Variant]
@@ -316,6 +321,8 @@ class Campaign:
     goodput: Goodput | None
     recovery: Mapping[str, tuple[RecoveryStep, ...]]
     kernels: Mapping[str, "Kernel"]
+    unshaped: Mapping[str, "Kernel"]
+    shapes_from: Mapping[str, str]
     skip: Mapping[str, str]
     execution: str
     remeasure: str

@@ -222,10 +222,10 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
         candidates = math.prod(map(len, kernel.parameters.values()))
         at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
         lines.append(f"  {kernel.name}: {candidates} candidates, {len(kernel.shapes)} shapes{at}")
-    unknown = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)
-    lines += [
-        f"  {name}: there is no such kernel" for name in unknown if name not in campaign.kernels
-    ]
+    lines += [f"  {name}: its shapes are not known yet" for name in campaign.unshaped]
+    known = {**campaign.kernels, **campaign.unshaped}
+    named = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)
+    lines += [f"  {name}: there is no such kernel" for name in named if name not in known]
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -8,13 +8,19 @@ from leverbench.engines.base import (
     AppliedLever,
     Engine,
     EngineIdentity,
+    FileProof,
     NoAnswer,
+    NotKnown,
+    TunedFiles,
+    Unread,
 )
 from leverbench.engines.openai import OpenAICompatible
 from leverbench.engines.sglang import SGLang
 
 _ENGINES: dict[str, Engine] = {"sglang": SGLang()}
 _OPENAI_COMPATIBLE = OpenAICompatible()
+
+ENGINES = tuple(_ENGINES)
 
 
 def get_engine(name: str) -> Engine:
@@ -30,13 +36,18 @@ def api_of(settings: EngineSettings) -> Api:
 
 
 __all__ = [
+    "ENGINES",
     "Address",
     "Answer",
     "Api",
     "AppliedLever",
     "Engine",
     "EngineIdentity",
+    "FileProof",
     "NoAnswer",
+    "NotKnown",
+    "TunedFiles",
+    "Unread",
     "api_of",
     "get_engine",
 ]

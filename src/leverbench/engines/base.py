@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import StreamingEndpoint
+from leverbench.tuning.shapes import Alternative, GemmShape, LookedUp
 
 
 class NoAnswer(Exception):
@@ -132,9 +133,182 @@ class Api(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Unread:
+    """Tuned files that a server would not look at.
+
+    Attributes:
+        message: What is the matter, as a sentence without a final full stop.
+        cure: What to change in the campaign.
+        certain: Whether that follows from version, GPU and arguments; else it is likely, and
+            depends on what is installed or on a default of the model's.
+        unread: Shapes whose file would not be read.
+        read: The others.
+    """
+
+    message: str
+    cure: str
+    certain: bool
+    unread: tuple[GemmShape, ...] = ()
+    read: tuple[GemmShape, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotKnown:
+    """It cannot be said whether a server would look at tuned files.
+
+    Attributes:
+        reason: What is missing, as a sentence without a final full stop.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileProof:
+    """Whether a tuned file that a server was given is in force.
+
+    Attributes:
+        n: Rows of the weight: N.
+        k: Its columns: K.
+        digest: First 16 hex digits of the file's SHA-256.
+        served: The processes in which it was served.
+        used: The M of configs that every one of these processes has used.
+        applied: True on all ranks, False if some rank uses something else; None if that is not
+            known, since the shape was not looked up on every rank.
+        problem: Why it is not True.
+    """
+
+    n: int
+    k: int
+    digest: str
+    served: tuple[int, ...]
+    used: tuple[int, ...]
+    applied: bool | None
+    problem: str | None
+
+
+class TunedFiles(Protocol):
+    """A kernel of the engine's own that reads its parameters from files, one a shape (N, K)."""
+
+    # Name of the kernel, as a manifest's ``load: configs:`` has it.
+    kernel: str
+
+    def shapes(
+        self, config: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[GemmShape, ...]:
+        """Returns the shapes that a rank of a server looks files up for.
+
+        Args:
+            config: The model's config.json.
+            args: The server's arguments.
+            env: Its environment.
+
+        Raises:
+            LeverbenchError: They cannot be told, or do not fit the topology.
+        """
+        ...
+
+    def alternatives(
+        self, config: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[Alternative, ...]:
+        """Returns the shapes that there would be if something were otherwise."""
+        ...
+
+    def looked_up(self, log: str) -> list[LookedUp]:
+        """Returns what a server's log tells of lookups."""
+        ...
+
+    def captured_sizes(self, args: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """Returns the batches, in requests, that graphs are captured for; None if not known."""
+        ...
+
+    def draft_tokens(self, args: Mapping[str, Any]) -> int:
+        """Returns the tokens of a request in a decode step: 1 without speculation."""
+        ...
+
+    def why_not_read(
+        self,
+        version: str | None,
+        capability: tuple[int, int] | None,
+        args: Mapping[str, Any],
+        shapes: Sequence[GemmShape],
+        env: Mapping[str, str],
+    ) -> Unread | NotKnown | None:
+        """Tells whether a server would look for the files; None where it would for each."""
+        ...
+
+    def source(self, settings: EngineSettings) -> str | None:
+        """Returns a digest of the kernel's source in an interpreter's engine; None without one."""
+        ...
+
+    def shipped(
+        self, settings: EngineSettings, n: int, k: int, device: str
+    ) -> dict[int, dict[str, int]]:
+        """Returns what the engine brings along for a shape on a GPU, by M; empty for nothing."""
+        ...
+
+    def read(
+        self,
+        folder: Path,
+        device: str,
+        version: str | None,
+        capability: tuple[int, int] | None,
+    ) -> dict[tuple[int, int], dict[int, dict[str, int]]]:
+        """Reads files of others: their parameters by M, by (N, K).
+
+        Raises:
+            LeverbenchError: One is for another device, block or engine, or no good; or there is
+                none.
+        """
+        ...
+
+    def write(self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Writes what was chosen in the engine's format.
+
+        Args:
+            folder: Where.
+            device: The GPU, as torch names it.
+            chosen: ``{"dimensions": {"N", "K", "M"}, "config": {...}}`` of each call.
+
+        Returns:
+            The files, one a shape.
+
+        Raises:
+            LeverbenchError: The engine could not use a config.
+        """
+        ...
+
+    def loader(self) -> str:
+        """Returns the module that gives a server its files: ``__init__.py`` of the plugin.
+
+        Beside it lie the files in ``configs/``, and ``configs.json``: ``digest``, ``device`` as in
+        their names, ``files`` (SHA-256 by name).
+        """
+        ...
+
+    def device_part(self, device: str) -> str:
+        """Returns a GPU's name as it stands in the files' names."""
+        ...
+
+    def proofs(
+        self, log: str, expected: Mapping[tuple[int, int], str], ranks: int
+    ) -> list[FileProof]:
+        """Returns what a launch's log shows of each file that the server was given.
+
+        Args:
+            log: Of the launch.
+            expected: The SHA-256 of each file by (N, K).
+            ranks: How many processes run the model.
+        """
+        ...
+
+
 class Engine(Api, Protocol):
     """A serving engine that leverbench can launch, and talks to by its own endpoints."""
 
+    # Its own kernel that reads tuned files.
+    tuned_files: TunedFiles
     # What the names of the engine's own environment variables begin with.
     env_prefix: str
     # The group of entry points in which the engine looks for plugins.
@@ -194,6 +368,38 @@ class Engine(Api, Protocol):
 
     def plugin_problem(self, log: str, module: str) -> str | None:
         """Returns the line of a server's log that tells why a plugin is not in force, or None."""
+        ...
+
+    def lay_out_moe_files(self, files: Sequence[Path], triton: str, root: Path) -> list[Path]:
+        """Copies tuned files of a fused MoE kernel to where a server looks for them.
+
+        Args:
+            files: The files, of one GPU.
+            triton: The version of Triton that they were tuned with.
+            root: The folder to name in the server's settings.
+
+        Returns:
+            The copies.
+
+        Raises:
+            LeverbenchError: One of them is no good.
+        """
+        ...
+
+    def check_files(
+        self, settings: EngineSettings, device: str, version: str | None, triton: str | None
+    ) -> None:
+        """Looks at files of tuned parameters that a server's own settings name.
+
+        Args:
+            settings: The server's.
+            device: The GPU's name.
+            version: The engine's; None where not known.
+            triton: Triton's; None where not known.
+
+        Raises:
+            LeverbenchError: The server would fail for them, or not read them.
+        """
         ...
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:

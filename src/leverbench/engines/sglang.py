@@ -18,8 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from leverbench.campaign.model import Engine as EngineSettings
-from leverbench.engines.base import Address, Answer, AppliedLever, EngineIdentity, NoAnswer
+from leverbench.engines.base import (
+    Address,
+    Answer,
+    AppliedLever,
+    EngineIdentity,
+    NoAnswer,
+    TunedFiles,
+)
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
+from leverbench.engines.sglang_configs import (
+    read_moe_configs,
+    read_moe_file,
+    write_moe_configs,
+)
+from leverbench.engines.sglang_tuned import BlockGemmFiles
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -54,6 +67,9 @@ _OUT_OF_MEMORY = re.compile(
 
 # <profile id>-TP-0[-DP-0][-PP-0][-EP-0].trace.json.gz; the id is the time.
 _TRACE_NAME = re.compile(r"(TP-\d+(?:-(?:DP|PP|EP)-\d+)*)\.trace\.json\.gz$")
+
+# It stands for all files that the engine comes with.
+_MOE_CONFIGS = "SGLANG_MOE_CONFIG_DIR"
 
 # A name that no plugin has, for servers that are to load none.
 _NO_PLUGIN = "leverbench-none"
@@ -139,6 +155,7 @@ class SGLang:
     ready_path = "/health"
     env_prefix = "SGLANG_"
     plugin_group = "sglang.srt.plugins"
+    tuned_files: TunedFiles = BlockGemmFiles()
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )
@@ -297,6 +314,25 @@ class SGLang:
         choice = chat(at, "default", prompt, max_tokens, timeout_s, return_token_ids=True)
         ids = choice.get("response_token_ids")
         return Answer(chat_text(choice), None if ids is None else tuple(ids))
+
+    def lay_out_moe_files(self, files: Sequence[Path], triton: str, root: Path) -> list[Path]:
+        """Writes them below ``configs/triton_X_Y_Z/``, for SGLANG_MOE_CONFIG_DIR."""
+        read = dict(read_moe_file(path, device=None, version=None) for path in files)
+        devices = sorted({name.device for name in read})
+        if len(devices) > 1:
+            raise LeverbenchError(
+                f"the files are for {' and '.join(devices)}",
+                cure="Lay out those of each GPU on their own.",
+            )
+        return write_moe_configs(root, triton, read)
+
+    def check_files(
+        self, settings: EngineSettings, device: str, version: str | None, triton: str | None
+    ) -> None:
+        """Looks at the fused MoE's files where SGLANG_MOE_CONFIG_DIR names a folder."""
+        folder = settings.env.get(_MOE_CONFIGS)
+        if folder is not None and triton is not None:
+            read_moe_configs(Path(folder), triton, device=device, version=version)
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""

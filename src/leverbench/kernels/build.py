@@ -22,6 +22,7 @@ from pathlib import Path
 
 from leverbench import records
 from leverbench.campaign.model import Engine as EngineSettings
+from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import MANIFEST, MODULE, Kernel
 from leverbench.serving.devices import nvidia_smi
@@ -65,6 +66,7 @@ class Toolchain:
         abi: That interpreter's ABI, for which its torch was built; None where it does not run.
         architecture: What code is made for: the CPU, or the GPU's compute capability; None where
             it is not known.
+        source: Digest of the engine's own kernel, where it is that; else None.
     """
 
     compiler: str | None
@@ -72,6 +74,7 @@ class Toolchain:
     torch: str | None
     abi: str | None
     architecture: str | None
+    source: str | None = None
 
     @property
     def digest(self) -> str:
@@ -86,12 +89,15 @@ def toolchain(kernel: Kernel, settings: EngineSettings) -> Toolchain:
         kernel: The kernel.
         settings: The engine's, for its interpreter.
     """
-    has = _interpreter(settings.python, settings.wrapper)
+    has = interpreter(settings.python, settings.wrapper)
     compiler, version = None, has["triton"]
     if kernel.language in _COMPILERS:
         compiler = _compiler(kernel.language)
         version = None if compiler is None else _version(compiler)
-    return Toolchain(compiler, version, has["torch"], has["abi"], _architecture(kernel))
+    source = None
+    if kernel.configs is not None:
+        source = get_engine(kernel.engine).tuned_files.source(settings)
+    return Toolchain(compiler, version, has["torch"], has["abi"], _architecture(kernel), source)
 
 
 def build_key(kernel: Kernel, toolchain: Toolchain) -> str:
@@ -160,7 +166,7 @@ def build(kernel: Kernel, toolchain: Toolchain, folder: Path) -> None:
 
 
 @cache
-def _interpreter(python: str | None, wrapper: tuple[str, ...]) -> dict[str, str | None]:
+def interpreter(python: str | None, wrapper: tuple[str, ...]) -> dict[str, str | None]:
     """Returns what `_packages` does in an engine's interpreter, asked once a process."""
     if python is None and not wrapper:
         return _packages()

@@ -13,6 +13,7 @@ from leverbench.engines import get_engine
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.build import Toolchain, build_key, toolchain
 from leverbench.kernels.manifest import (
+    CORES,
     Dimensions,
     Kernel,
     for_campaign,
@@ -21,7 +22,7 @@ from leverbench.kernels.manifest import (
 )
 from leverbench.records import digest
 from leverbench.serving.machine import installed_gpus
-from leverbench.tuning.space import parse_restrictions
+from leverbench.tuning.space import parse_expressions
 
 RESULTS = Path("results/kernels")
 TUNINGS = Path("results/tuning")
@@ -109,6 +110,7 @@ class Prepared:
             "engine": self.settings.name,
             "python": self.settings.python,
             "wrapper": list(self.settings.wrapper),
+            **({"given": str(self.kernel.given)} if self.kernel.given else {}),
         }
 
     def calls_as_params(self, shape: str | None = None) -> dict[str, Any]:
@@ -155,7 +157,10 @@ def prepare(kernel: Kernel, settings: EngineSettings, device: str) -> Prepared:
     Raises:
         LeverbenchError: A restriction of the kernel is wrong, or two of its shapes look alike.
     """
-    parse_restrictions(kernel)
+    if device == "cpu":
+        parse_expressions(kernel, known=(CORES,))
+    else:
+        parse_expressions(kernel)
     if len({shape_name(shape) for shape in kernel.shapes}) < len(kernel.shapes):
         raise LeverbenchError(
             "two shapes have the same name, as part of a path",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leverbench import records
-from leverbench.engines import get_engine
+from leverbench.engines import TunedFiles, get_engine
 from leverbench.errors import LeverbenchError
 
 if TYPE_CHECKING:
@@ -29,15 +29,18 @@ class Published:
         kernel: Its name.
         digest: Names all that a server gets: code, loader, and what was chosen.
         module: The plugin's name, which is that of its package.
-        hook: Dotted path of the engine's function that it stands in for.
+        hook: Dotted path of the engine's function that it stands in for; None for tuned files of
+            the engine's own kernel.
         plugin: The folder for the server's ``PYTHONPATH``, relative to the project.
+        files: SHA-256 of each of these files, by (N, K).
     """
 
     kernel: str
     digest: str
     module: str
-    hook: str
+    hook: str | None
     plugin: Path
+    files: Mapping[tuple[int, int], str]
 
 
 def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path) -> None:
@@ -51,30 +54,25 @@ def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path)
     """
     module = f"leverbench_{kernel.name.replace('-', '_')}"
     engine = get_engine(kernel.engine)
-    chosen = [
-        {
-            "dimensions": entry["dimensions"],
-            # What is not faster beyond noise is not shipped.
-            "config": entry["config"] if entry["published"] else dict(kernel.default),
-            "published": entry["published"],
-        }
-        for path in tunings
-        for entry in records.read_record(path).get("chosen") or ()
-    ]
+    read = [records.read_record(path) for path in tunings]
+    about: dict[str, Any] = {
+        "kernel": kernel.name,
+        "hook": kernel.hook,
+        "chosen": [_chosen(kernel, entry) for one in read for entry in one.get("chosen") or ()],
+        "default": dict(kernel.default),
+        "size": kernel.size,
+    }
     made = folder / f".{PLUGIN}.{os.getpid()}.tmp"
     shutil.rmtree(made, ignore_errors=True)
     try:
-        _write_package(made / module, code, engine.plugin_loader())
+        package = made / module
         _write_metadata(made / f"{module}-0.1.dist-info", module, engine.plugin_group)
-        about: dict[str, Any] = {
-            "kernel": kernel.name,
-            "hook": kernel.hook,
-            "chosen": chosen,
-            "default": dict(kernel.default),
-            "size": kernel.size,
-        }
-        about["digest"] = records.digest([about, _digests(made)])
-        (made / module / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
+        if kernel.configs is None:
+            _write_package(package, code, engine.plugin_loader())
+            about["digest"] = records.digest([about, _digests(made)])
+            (package / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
+        else:
+            about |= _write_configs(package, engine.tuned_files, read, about["chosen"])
         files = _digests(made)
         # A record of before would vouch for another plugin.
         (folder / RECORD).unlink(missing_ok=True)
@@ -84,6 +82,47 @@ def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path)
         shutil.rmtree(made, ignore_errors=True)
     record = {"kind": "published-kernel", **about, "module": module, "files": files}
     records.write_record(folder / RECORD, {**record, "tunings": [str(path) for path in tunings]})
+
+
+def _chosen(kernel: "Kernel", entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a call is given: what is not faster beyond noise is not shipped."""
+    default = kernel.default if kernel.configs is None else entry["default"]
+    return {
+        "dimensions": entry["dimensions"],
+        "config": entry["config"] if entry["published"] else dict(default),
+        "published": entry["published"],
+    }
+
+
+def _write_configs(
+    package: Path,
+    tuned: TunedFiles,
+    read: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Writes files for the engine's own kernel, and what gives them to it.
+
+    A shape without a winner has a file too: that it is in force can be shown, and it says what the
+    engine would do without it.
+
+    Returns:
+        What the record says of them: ``digest``, ``device``, and ``tuned_files``, one a shape.
+    """
+    configs = package / "configs"
+    configs.mkdir(parents=True)
+    (device,) = {one["machine"]["gpus"] for one in read}
+    shapes = dict.fromkeys((int(c["dimensions"]["N"]), int(c["dimensions"]["K"])) for c in chosen)
+    files = []
+    for n, k in shapes:
+        calls = [c for c in chosen if (c["dimensions"]["N"], c["dimensions"]["K"]) == (n, k)]
+        (path,) = tuned.write(configs, device, calls)
+        files.append({"N": n, "K": k, "name": path.name, "sha256": _sha256(path)})
+    (package / "__init__.py").write_text(tuned.loader(), encoding="utf-8")
+    by_name = {file["name"]: file["sha256"] for file in files}
+    about = {"digest": records.digest([by_name, tuned.loader()]), "device": device}
+    said = {**about, "device": tuned.device_part(device), "files": by_name}
+    (package / "configs.json").write_text(json.dumps(said, indent=2) + "\n")
+    return {**about, "tuned_files": files}
 
 
 def read_published(folder: Path) -> Published:
@@ -114,6 +153,7 @@ def read_published(folder: Path) -> Published:
         module=record["module"],
         hook=record["hook"],
         plugin=plugin,
+        files={(file["N"], file["K"]): file["sha256"] for file in record.get("tuned_files") or ()},
     )
 
 
@@ -128,7 +168,7 @@ def _write_package(package: Path, code: Path, loader: str) -> None:
 
 def _write_metadata(folder: Path, module: str, group: str) -> None:
     """Makes a folder that an interpreter with it on its path takes for an installed package."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\n")
     (folder / "entry_points.txt").write_text(f"[{group}]\n{module} = {module}:register\n")
 

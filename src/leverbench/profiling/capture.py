@@ -24,6 +24,7 @@ from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.validity import INVALID, InvalidReason
 from leverbench.load.workload import make_requests
 from leverbench.profiling.table import Row, loops, make_table, summarise, write_table
+from leverbench.profiling.tensor_activity import REFRESH_S, Activity, sampled, why_not
 from leverbench.profiling.trace import Trace, is_whole, read_trace
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.failures import (
@@ -38,6 +39,7 @@ from leverbench.serving.failures import (
 from leverbench.serving.session import ASK_TIMEOUT_S, Session, ask_probe, open_session
 
 _POLL_S = 0.2
+_ACTIVITY_S = 0.5
 # Of the folder into which a server writes; the name is the sign of a job that was killed.
 _UNFINISHED = ".unfinished-"
 _TRACES = "*.trace.json.gz"
@@ -125,6 +127,7 @@ class Captured:
     files: Sequence[Mapping[str, Any]]
     rows: Sequence[Row]
     totals: Mapping[str, Any]
+    activity: Activity
     probe: Mapping[str, Any]
     timing_s: Mapping[str, float]
 
@@ -168,6 +171,8 @@ def capture(
         clock.lap("probe_before")
         _warm_up(session, launch, asked, patience, prompts)
         clock.lap("warm_up")
+        activity = _measure_activity(session, launch, asked, patience, prompts)
+        clock.lap("tensor_activity")
         recorded = _record_steps(session, launch, asked, patience, output, prompts)
         session.server.check_alive()
         clock.lap("recording")
@@ -195,6 +200,7 @@ def capture(
         files=files,
         rows=rows,
         totals=totals,
+        activity=activity,
         probe={"before": before, "after": after},
         timing_s={"lease": session.lease_s, **clock.laps_s},
     )
@@ -248,6 +254,45 @@ def _warm_up(
         raise _failed_requests(f"in warm-up: {errors[0]}")
 
 
+def _measure_activity(
+    session: Session,
+    launch: Launch,
+    asked: ProfileSlice,
+    patience: Patience,
+    prompts: Prompts | None,
+) -> Activity:
+    """Measures the server's GPUs under the load of the recording, before it.
+
+    Not in the recording, which slows the server down; nor in its load, since it is to begin when
+    every slot has just had its first token.
+    """
+    devices = session.evidence["devices"]
+    if absent := why_not(devices):
+        return Activity(reason=absent)
+
+    def measure() -> Activity:
+        time.sleep(REFRESH_S)  # else the first sample might be of before
+        with sampled(devices) as activity:
+            time.sleep(_ACTIVITY_S)
+        return activity
+
+    try:
+        measured = do_under_load(
+            session.engine.endpoint(session.address),
+            _requests_without_end(session, launch, asked, "profile-activity", prompts),
+            asked.concurrency,
+            measure,
+            request_timeout_s=patience.request_s,
+        )
+    except LoadFailed as error:
+        session.server.check_alive()
+        raise _failed_requests(f"before the profile: {error}") from None
+    # A server goes on for seconds with requests that were broken off, and empties its cache only
+    # when they have ended: they are not to run beside those of the recording.
+    session.flush_cache()
+    return measured.result
+
+
 @dataclass(frozen=True)
 class _Recorded:
     """The traces of all ranks, as the server wrote them."""
@@ -283,7 +328,7 @@ def _record_steps(
     try:
         return do_under_load(
             engine.endpoint(address),
-            _requests_without_end(session, launch, asked, prompts),
+            _requests_without_end(session, launch, asked, "profile", prompts),
             asked.concurrency,
             record,
             request_timeout_s=patience.request_s,
@@ -299,10 +344,10 @@ def _record_steps(
 
 
 def _requests_without_end(
-    session: Session, launch: Launch, asked: ProfileSlice, prompts: Prompts | None
+    session: Session, launch: Launch, asked: ProfileSlice, phase: str, prompts: Prompts | None
 ) -> Iterator[Request]:
     for wave in itertools.count(1):
-        seed = _seed(session, launch, asked, f"profile-{wave}")
+        seed = _seed(session, launch, asked, f"{phase}-{wave}")
         vocabulary = session.facts.vocabulary
         yield from make_requests(asked.workload, asked.concurrency, vocabulary, seed, prompts)
 
@@ -401,6 +446,7 @@ def _record(about: Mapping[str, Any], launch: Launch, captured: Captured) -> dic
         "ended_at": captured.ended_at,
         "files": list(captured.files),
         **captured.totals,
+        **captured.activity.as_record(),
         "probe": dict(captured.probe),
         "timing_s": dict(captured.timing_s),
     }

@@ -3,10 +3,12 @@
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from leverbench.campaign.slices import Launch
+from leverbench.engines import FileProof
 from leverbench.kernels.publish import Published
 from leverbench.serving.processes import Process
 
@@ -58,6 +60,7 @@ def proof_at_ready(
     calls: Calls,
     ranks: int,
     problem_told: Callable[[str], str | None],
+    files_told: Callable[[Published], Sequence[FileProof]],
 ) -> list[dict[str, Any]]:
     """Returns, for each kernel, whether each rank has used it by the time of the probe.
 
@@ -66,10 +69,11 @@ def proof_at_ready(
         calls: What its processes have counted.
         ranks: How many of them run the model.
         problem_told: Gives what the server's log tells of a plugin that was not loaded.
+        files_told: Gives what it tells of each tuned file of the engine's own kernel.
 
     Returns:
         ``{"kernel", "digest", "registered": pids, "calls": {pid: count}, "left": {pid: count},
-        "applied", "problem": cause and cure, or None}``.
+        "applied", "problem": cause and cure, or None}``; with tuned files also ``"files"``.
     """
     proofs = []
     for name, kernel in published.items():
@@ -79,6 +83,10 @@ def proof_at_ready(
         if len(using) < ranks:
             told = problem_told(kernel.module)
             problem = _problem(kernel, counts.values(), len(using), ranks, told)
+        files = files_told(kernel) if kernel.files else ()
+        against = [file.problem for file in files if file.applied is False]
+        if problem is None and against:
+            problem = f"{'; '.join(map(str, against))}. Look in the server's log."
         proofs.append(
             {
                 "kernel": name,
@@ -88,6 +96,7 @@ def proof_at_ready(
                 "left": {str(pid): count.left for pid, count in counts.items()},
                 "applied": problem is None,
                 "problem": problem,
+                **({"files": [asdict(file) for file in files]} if files else {}),
             }
         )
     return proofs
@@ -98,6 +107,8 @@ def calls_between(
 ) -> list[dict[str, Any]]:
     """Returns the calls of each kernel in a window: ``{"kernel", "digest", "calls", "left"}``.
 
+    Tuned files are left out: what a captured graph was made with is looked up no more.
+
     Args:
         proofs: The proof of the launch, by `proof_at_ready`.
         before: What the processes had counted at the window's start.
@@ -105,6 +116,8 @@ def calls_between(
     """
     found = []
     for proof in proofs:
+        if "files" in proof:
+            continue
         name = proof["kernel"]
         none = Counts(0, 0)
         grown = {
@@ -158,6 +171,14 @@ def _problem(
         )
     if using:
         return f"{using} of {ranks} ranks use it. Look in the server's log for the others."
-    if left := sum(count.left for count in seen):
+    left = sum(count.left for count in seen)
+    if left and kernel.hook is None:
+        return f"none of its {len(kernel.files)} files is for one of the {left} lookups."
+    if left:
         return f"its serve() leaves all {left} calls to the engine. See in kernel.py which."
+    if kernel.hook is None:
+        return (
+            "the server looks none of its files up. Another backend serves its GEMMs: choose the"
+            " one that reads them."
+        )
     return f"the server does not call {kernel.hook}. Name another in load: hook: of kernel.yaml."

@@ -45,6 +45,7 @@ from leverbench.serving.machine import machine_fingerprint, placement
 from leverbench.serving.owner import stop_now
 from leverbench.serving.processes import Process
 from leverbench.serving.spec import ServerSpec
+from leverbench.tuning.shapes import LookedUp
 
 # The causes by which a server ends of itself, and its log may tell why.
 _ENDED = (Cause.START_FAILED, Cause.SERVER_DIED)
@@ -354,6 +355,26 @@ def open_session(
         raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=True) from error
 
 
+def looked_up(launch: Launch, patience: Patience) -> list[LookedUp]:
+    """Launches a server for the shapes that it looks tuned files up for, and ends it.
+
+    It looks them up when it first needs them: while it starts, or for its first answer.
+
+    Raises:
+        LeverbenchError: It does not start, or does not answer.
+    """
+    engine, found = get_engine(launch.engine.name), list[LookedUp]()
+    try:
+        with _launched(launch, {}, engine, patience, measured=False) as server:
+            ask_probe(engine, server.address, launch.probe)
+            found = engine.tuned_files.looked_up(server.server.read_log() or "")
+    except NoAnswer as error:
+        raise PassingFailure(Cause.SERVER_DIED, f"no answer: {error}", retry=False) from error
+    finally:
+        stop_now(Path.cwd())
+    return found
+
+
 @contextmanager
 def _launched(
     launch: Launch,
@@ -545,7 +566,11 @@ def _account(
     calls, ranks = read_calls(launch, processes), engine.profiled_ranks(info["effective"])
     log = server.read_log() if kernels else ""
     proofs = proof_at_ready(
-        kernels, calls, ranks, lambda module: engine.plugin_problem(log, module)
+        kernels,
+        calls,
+        ranks,
+        lambda module: engine.plugin_problem(log, module),
+        lambda kernel: engine.tuned_files.proofs(log, kernel.files, ranks),
     )
     levers = [
         *_applied(

@@ -21,7 +21,7 @@ class Step:
     Attributes:
         call: Dimensions of the call.
         candidate: Which one.
-        name: ``rung-0``, ``rung-1``, ... or ``race``.
+        name: ``compile-sm_120``, ``rung-0``, ``rung-1``, ... or ``race``.
     """
 
     call: Dimensions
@@ -35,14 +35,14 @@ class Step:
 
 
 # A line has one of them.
-_RESULTS = {"samples_s", "incumbent_s", "invalid"}
+_RESULTS = {"samples_s", "incumbent_s", "compiled", "invalid"}
 
 
 class Journal:
     """A file of JSON lines that only grows: a header, then a line for each step that is done.
 
     A line that a kill tore is cut off. A journal with another header, such as that of another
-    machine, is set aside, and a fresh one begun.
+    machine, is set aside, and a fresh one begun. Several threads may do different steps.
 
     Args:
         path: The file; need not exist.

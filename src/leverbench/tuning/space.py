@@ -4,15 +4,25 @@ import ast
 import itertools
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from leverbench.errors import LeverbenchError
-from leverbench.kernels.manifest import MANIFEST, Candidate, Dimensions, Kernel, Value
+from leverbench.kernels.manifest import (
+    CORES,
+    MANIFEST,
+    MULTIPROCESSORS,
+    SHARED_BYTES,
+    Candidate,
+    Dimensions,
+    Kernel,
+    Value,
+)
+from leverbench.tuning.gpu import Gpu
 
-# In restrictions: the CPU cores that this process may use.
-CORES = "cores"
+_FACTS_OF_GPU = (MULTIPROCESSORS, SHARED_BYTES)
 
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -35,9 +45,10 @@ _ALLOWED = (
     *_ARITHMETIC,
     *_COMPARISONS,
 )
+_OF = "integers and names of parameters, dimensions, cores, multiprocessors and shared_bytes"
 _CURE = (
-    "A restriction compares integers and names of parameters, dimensions and cores, with"
-    " + - * // % and, or, not; such as: block <= context"
+    f"A restriction compares {_OF}, with + - * // % and, or, not; such as: block <= context."
+    " order: is computed from the same"
 )
 
 
@@ -46,84 +57,142 @@ class Space:
     """What can be tried at a call's dimensions.
 
     Attributes:
-        candidates: Those that meet every restriction: the default first, then in the order in
-            which the manifest names the values, the last parameter changing fastest.
-        restricted: How many others there are.
+        candidates: Those that meet every restriction: the default first, then by the manifest's
+            ``order``; where that is equal or there is none, in the order in which the manifest
+            names the values, the last parameter changing fastest.
+        restricted: How many others there are, by the first restriction that each does not meet;
+            one that refuses none is left out.
     """
 
     candidates: tuple[Candidate, ...]
-    restricted: int
+    restricted: Mapping[str, int]
 
 
-def make_space(kernel: Kernel, dimensions: Dimensions) -> Space:
+@dataclass(frozen=True)
+class Expression:
+    """An expression of a manifest, in which every name is known.
+
+    Attributes:
+        text: As it is written.
+        where: File and place.
+        tree: Its syntax tree.
+    """
+
+    text: str
+    where: str
+    tree: ast.expr
+
+    def value(self, names: Mapping[str, Value]) -> int:
+        """Returns its value; a comparison's is 0 or 1.
+
+        Raises:
+            LeverbenchError: It has none.
+        """
+        try:
+            return _integer(self.tree, names)
+        except (TypeError, ZeroDivisionError) as error:
+            raise self.mistake(
+                f"it cannot be told at {_shown(names)} ({error})",
+                "Texts can only be compared with texts, and nothing is divided by 0.",
+            ) from None
+
+    def mistake(self, what: str, cure: str) -> LeverbenchError:
+        """Returns what is said of it where something is wrong."""
+        return LeverbenchError(f"{self.text!r}: {what}", where=self.where, cure=cure)
+
+
+def make_space(kernel: Kernel, dimensions: Dimensions, gpu: Gpu | None = None) -> Space:
     """Returns the candidates of a kernel for a call on this machine.
 
     Args:
         kernel: The kernel.
         dimensions: Of the call: shape and size.
+        gpu: The GPU that it is called on; None for the CPU, or where it is not known.
 
     Raises:
-        LeverbenchError: A restriction is wrong, or the default does not meet one.
+        LeverbenchError: An expression is wrong or names what is not known of this machine, or the
+            default does not meet a restriction.
     """
-    restrictions = parse_restrictions(kernel)
-    fixed = {CORES: len(os.sched_getaffinity(0)), **dimensions}
+    facts: dict[str, Value] = {CORES: len(os.sched_getaffinity(0))}
+    if gpu is not None:
+        facts[MULTIPROCESSORS] = gpu.multiprocessors
+        if gpu.shared_bytes is not None:
+            facts[SHARED_BYTES] = gpu.shared_bytes
+    restrictions, order = parse_expressions(kernel, known=facts)
+    fixed = {**facts, **dimensions}
     products = [
         dict(zip(kernel.parameters, values, strict=True))
         for values in itertools.product(*kernel.parameters.values())
     ]
     default = dict(kernel.default)
-    for place, restriction in enumerate(restrictions):
-        if not _holds(kernel, place, restriction, {**fixed, **default}):
-            raise _mistake(
-                kernel,
-                place,
+    for restriction in restrictions:
+        if not restriction.value({**fixed, **default}):
+            raise restriction.mistake(
                 f"the default does not meet it at {_shown(fixed)}",
                 "Choose a default that can be used at each of the kernel's dimensions.",
             )
-    kept = [
-        candidate
-        for candidate in products
-        if all(
-            _holds(kernel, place, restriction, {**fixed, **candidate})
-            for place, restriction in enumerate(restrictions)
-        )
-    ]
-    others = [candidate for candidate in kept if candidate != default]
-    return Space((default, *others), len(products) - len(kept))
+    kept, restricted = [], Counter[str]()
+    for candidate in products:
+        names = {**fixed, **candidate}
+        refusing = next((each for each in restrictions if not each.value(names)), None)
+        if refusing is not None:
+            restricted[refusing.text] += 1
+        elif candidate != default:
+            kept.append(candidate)
+    if order is not None:
+        kept.sort(key=lambda candidate: order.value({**fixed, **candidate}))
+    return Space((default, *kept), restricted)
 
 
 # Their values are found by recursion.
 _MOST_NODES = 300
 
 
-def parse_restrictions(kernel: Kernel) -> list[ast.expr]:
-    """Returns a kernel's restrictions as syntax trees in which every name is known.
+def parse_expressions(
+    kernel: Kernel, known: Collection[str] = (CORES, *_FACTS_OF_GPU)
+) -> tuple[list[Expression], Expression | None]:
+    """Returns a kernel's restrictions, and its order where it has one.
+
+    Args:
+        kernel: The kernel.
+        known: What is known of the machine. Default, all that can be known of one with a GPU.
 
     Raises:
-        LeverbenchError: A restriction is wrong.
+        LeverbenchError: One is wrong, or names what is not known.
     """
+    path = kernel.folder / MANIFEST
+    restrictions = [
+        _parsed(kernel, text, f"{path}: restrictions[{place}]", known)
+        for place, text in enumerate(kernel.restrictions)
+    ]
+    if kernel.order is None:
+        return restrictions, None
+    return restrictions, _parsed(kernel, kernel.order, f"{path}: order", known)
+
+
+def _parsed(kernel: Kernel, text: str, where: str, known: Collection[str]) -> Expression:
     sizes = {kernel.size} if kernel.size is not None else set()
-    known = {*kernel.parameters, *kernel.shapes[0], *sizes, CORES}
-    parsed = []
-    for place, text in enumerate(kernel.restrictions):
-        try:
-            tree = ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise _mistake(kernel, place, "it is no expression", _CURE) from None
-        if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
-            raise _mistake(kernel, place, "it is too long", "Write several shorter ones.")
-        for node in ast.walk(tree):
-            if not _is_allowed(node):
-                raise _mistake(kernel, place, f"{ast.unparse(node)} is not allowed", _CURE)
-            if isinstance(node, ast.Name) and node.id not in known:
-                raise _mistake(
-                    kernel,
-                    place,
-                    f"nothing is called {node.id}",
-                    f"There are: {', '.join(sorted(known))}.",
+    names = {*kernel.parameters, *kernel.shapes[0], *sizes, *known}
+    empty = Expression(text, where, ast.Constant(0))
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise empty.mistake("it is no expression", _CURE) from None
+    if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+        raise empty.mistake("it is too long", "Write several shorter ones.")
+    for node in ast.walk(tree):
+        if not _is_allowed(node):
+            raise empty.mistake(f"{ast.unparse(node)} is not allowed", _CURE)
+        if isinstance(node, ast.Name) and node.id not in names:
+            if node.id in _FACTS_OF_GPU:
+                raise empty.mistake(
+                    f"{node.id} is a fact of a GPU, and is not known here",
+                    "Tune it on a machine with a GPU whose compute capability is in tuning/gpu.py.",
                 )
-        parsed.append(tree.body)
-    return parsed
+            raise empty.mistake(
+                f"nothing is called {node.id}", f"There are: {', '.join(sorted(names))}."
+            )
+    return Expression(text, where, tree.body)
 
 
 def _is_allowed(node: ast.AST) -> bool:
@@ -137,20 +206,8 @@ def _is_allowed(node: ast.AST) -> bool:
     return all(isinstance(each, _ALLOWED) for each in (node, *operators))
 
 
-def _holds(kernel: Kernel, place: int, restriction: ast.expr, names: Mapping[str, Value]) -> bool:
-    try:
-        return bool(_value(restriction, names))
-    except (TypeError, ZeroDivisionError) as error:
-        raise _mistake(
-            kernel,
-            place,
-            f"it cannot be told at {_shown(names)} ({error})",
-            "Texts can only be compared with texts, and nothing is divided by 0.",
-        ) from None
-
-
 def _value(node: ast.expr, names: Mapping[str, Value]) -> Value:
-    """Returns the value of what `parse_restrictions` let through."""
+    """Returns the value of what `parse_expressions` let through."""
     match node:
         case ast.Constant(value=int() | str() as value):
             return value
@@ -179,11 +236,6 @@ def _integer(node: ast.expr, names: Mapping[str, Value]) -> int:
     if isinstance(value, str):
         raise TypeError(f"{value} is no number")
     return value
-
-
-def _mistake(kernel: Kernel, place: int, what: str, cure: str) -> LeverbenchError:
-    where = f"{kernel.folder / MANIFEST}: restrictions[{place}]"
-    return LeverbenchError(f"{kernel.restrictions[place]!r}: {what}", where=where, cure=cure)
 
 
 def _shown(names: Mapping[str, Value]) -> str:

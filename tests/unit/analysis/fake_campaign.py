@@ -337,6 +337,7 @@ def _campaign() -> Campaign:
         model_path="models/tiny",
         token_ids=None,
         prepare=None,
+        model_config=None,
         gpus=0,
         device=None,
         variants={
@@ -364,6 +365,8 @@ def _campaign() -> Campaign:
         goodput=None,
         recovery={},
         kernels={},
+        unshaped={},
+        shapes_from={},
         skip={},
         execution="jobs",
         remeasure="none",

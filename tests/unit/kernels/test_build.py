@@ -169,7 +169,7 @@ def test_the_compiler_s_command_may_have_words(tmp_path, monkeypatch):
     assert "g++" in record["toolchain"]["version"]
 
 
-TOOLS = Toolchain("/usr/bin/g++", "g++ 12.2.0", "2.13.0", "cpython-311", "x86_64")
+TOOLS = Toolchain("/usr/bin/g++", "g++ 12.2.0", "2.13.0", "cpython-311", "x86_64", "source")
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Toolchain)])

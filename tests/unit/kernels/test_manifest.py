@@ -59,9 +59,42 @@ def test_switches_are_numbers(tmp_path):
     assert read.default == {"fused": 1}
 
 
+def test_the_engine_s_own_kernel_has_configs_and_serves_nothing(tmp_path):
+    folder = kernel_folder(
+        tmp_path,
+        language="triton",
+        sources=None,
+        order="-block",
+        compile_shares=["block"],
+        load={"engine": "some", "configs": "block-fp8"},
+    )
+    module = folder / "kernel.py"
+    module.write_text(module.read_text().replace("def serve(", "def compile("))
+    read = read_kernel(folder)
+
+    assert (read.hook, read.configs, read.replaces) == (None, "block-fp8", "block-fp8")
+    assert read.sources == ()
+    assert (read.order, read.compile_shares, read.compiles_ahead) == ("-block", ("block",), True)
+    plain = kernel(tmp_path)
+    assert (plain.configs, plain.replaces) == (None, "some.module.scale")
+    assert (plain.order, plain.compile_shares, plain.compiles_ahead) == (None, (), False)
+
+
+def test_what_shares_a_compile_is_a_parameter(tmp_path):
+    folder = kernel_folder(tmp_path, compile_shares=["block", "group"])
+    module = folder / "kernel.py"
+    module.write_text(module.read_text() + "def compile(): ...\n")
+
+    assert "compile_shares: there is no parameter group. There are: block." in refusal(folder)
+
+
 def test_the_name_of_a_shape_has_one_order():
     assert shape_name({"head_dim": 64, "batch": 16}) == "batch16-headdim64"
     assert shape_name({"batch": 16, "head_dim": 64}) == "batch16-headdim64"
+
+
+def test_the_name_of_a_shape_has_no_capitals():
+    assert shape_name({"N": 1536, "K": 4096}) == "k4096-n1536"
 
 
 def without(*keys: str) -> dict[str, Any]:
@@ -88,6 +121,13 @@ def without(*keys: str) -> dict[str, Any]:
         ({"sizes": {"rows": [1], "columns": [1]}}, "sizes:"),
         ({"tolerance": {"absolute": "1e-5", "relative": 0}}, "tolerance.absolute: '1e-5' is not"),
         ({"load": {"engine": "some", "hook": "scale"}}, "load.hook: 'scale' does not match"),
+        ({"load": {"engine": "some"}}, "load names either a hook or configs"),
+        ({"load": {"engine": "some", "hook": "a.b", "configs": "c"}}, "either a hook or configs"),
+        (without("sources"), "sources names no file, and cpp is compiled from files. Name them."),
+        ({"shapes": [{"N_1": 8, "n1": 8}]}, "two dimensions of a shape look alike in a path"),
+        ({"sizes": {"cores": [1]}}, "cores is the number of CPU cores, in restrictions"),
+        ({"sizes": {"shared_bytes": [1]}}, "shared_bytes is the largest shared memory of a block"),
+        ({"compile_shares": ["group"]}, "it defines no function compile"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -143,9 +183,10 @@ def test_what_is_built_is_named_by_files_flags_hook_and_tolerance(tmp_path):
         code(flags=["-O2"]),
         code(tolerance={"absolute": 1, "relative": 0}),
         code(load={"engine": "some", "hook": "some.module.other"}),
+        code(load={"engine": "some", "configs": "other"}),
     ]
     assert {code(), *same} == {code()}
-    assert len({code(), *others}) == 4
+    assert len({code(), *others}) == 5
 
 
 def test_what_is_tried_is_named_by_parameters_default_and_restrictions(tmp_path):
@@ -157,9 +198,10 @@ def test_what_is_tried_is_named_by_parameters_default_and_restrictions(tmp_path)
         space(default={"block": 32}),
         space(restrictions=["block <= width"]),
         space(sizes={"lines": [4, 1]}),
+        space(order="block"),
     ]
     assert space(shapes=[{"width": 9}], flags=["-O2"]) == space()
-    assert len({space(), *others}) == 5
+    assert len({space(), *others}) == 6
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "kernels").iterdir()), ids=lambda p: p.name)

@@ -1,13 +1,16 @@
 """A published kernel: what a server finds in its folder, and how a change of it is noticed."""
 
+import hashlib
 import importlib.metadata
 import json
 import shutil
 
 import pytest
+from config_plugin import KERNEL, file_name, gemm_config, tuning_record
 from scripted_kernel import SERVES, publish_scripted, scripted_kernel
 
 from leverbench.errors import LeverbenchError
+from leverbench.kernels.manifest import read_kernel
 from leverbench.kernels.publish import publish, read_published
 from leverbench.records import read_record
 
@@ -99,3 +102,21 @@ def test_a_publication_that_fails_leaves_nothing_half_done(tmp_path):
         publish(scripted_kernel(tmp_path), tmp_path / "nowhere", [], tmp_path)
     assert read_published(tmp_path) == before
     assert not list(tmp_path.glob(".plugin*"))
+
+
+def test_tuned_files_hold_every_size_and_the_incumbent_where_nothing_won(tmp_path):
+    tuned, kept = gemm_config(32), gemm_config(16)
+    kernel = read_kernel(KERNEL)
+    record = tuning_record(tmp_path / "t.json", 256, 512, {1: kept, 16: tuned}, "Some GPU", (1,))
+
+    publish(kernel, tmp_path, [record], tmp_path)
+
+    found = read_published(tmp_path)
+    package = tmp_path / "plugin/leverbench_w8a8_block_fp8"
+    (file,) = (package / "configs").iterdir()
+    assert file.name == file_name(256, 512, "Some_GPU")
+    assert json.loads(file.read_text()) == {"1": dict(kernel.default), "16": tuned}
+    assert found.files == {(256, 512): hashlib.sha256(file.read_bytes()).hexdigest()}
+    said = json.loads((package / "configs.json").read_text())
+    assert (said["device"], list(said["files"])) == ("Some_GPU", [file.name])
+    assert (said["digest"], found.hook) == (found.digest, None)

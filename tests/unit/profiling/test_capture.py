@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import scripted_nvml
 from scripted_server import Script, ScriptedServer, serving
 from scripted_session import SERVER_ID, scripted_session
 
 from leverbench.campaign.model import Engine, Probe, Workload
 from leverbench.campaign.slices import Launch, Patience, ProfileSlice
 from leverbench.errors import LeverbenchError
-from leverbench.profiling import capture
+from leverbench.profiling import capture, tensor_activity
 from leverbench.records import read_record, write_record
 from leverbench.serving.session import Session
 from leverbench.serving.spec import ServerError
@@ -139,7 +141,8 @@ def test_the_record_tells_what_the_steps_consist_of(job):
     assert record["probe"]["after"]["right"]
     assert record["digests"].keys() == {"launch", "workload", "engine", "model"}
     assert set(record["timing_s"]) == {
-        *("lease", "probe_before", "warm_up", "recording", "reading", "probe_after")
+        *("lease", "probe_before", "warm_up", "tensor_activity"),
+        *("recording", "reading", "probe_after"),
     }
     assert not any("tok_per_s" in key for key in record)
 
@@ -316,3 +319,62 @@ def test_a_server_that_dies_meanwhile_is_noticed_at_once(job):
             capture.capture(session, launch(), asked(), PATIENCE, Path("p").absolute())
 
     assert time.monotonic() - began < PATIENCE.request_s / 2
+
+
+@pytest.fixture
+def busy_gpu(tmp_path, monkeypatch):
+    """Makes a GPU whose tensor cores are busy while four requests are under way, and no longer."""
+    library = scripted_nvml.build(tmp_path)
+    monkeypatch.setattr(tensor_activity, "_LIBRARY", str(library))
+    gpu, ended = scripted_nvml.Nvml(library).gpus[0], threading.Event()
+
+    def run(server: ScriptedServer) -> None:
+        while not ended.wait(0.005):
+            loaded = server.in_flight == 4 and not server.recordings
+            gpu.run(1, {scripted_nvml.ANY_TENSOR: float(loaded)})
+
+    def start(server: ScriptedServer) -> None:
+        threading.Thread(target=run, args=(server,)).start()
+
+    yield start
+    ended.set()
+
+
+def test_the_tensor_cores_are_measured_under_the_same_load_before_the_recording(job, busy_gpu):
+    with serving(Script(**SCRIPT)) as server:
+        profile = job(server)
+        profile.session.evidence["devices"] = ["gpu0"]
+        busy_gpu(server)
+        record = profile.run(device="gpu0")
+
+    (gpu,) = record["tensor_activity"]["gpus"]
+    # A wave takes 0.4 s, and between two of them the slots are empty for a moment.
+    assert gpu["gpu"] == "gpu0"
+    assert 0.8 < gpu["any_tensor"] <= 1
+    assert 0.5 <= record["tensor_activity"]["seconds"] < 1
+    assert record["tensor_activity_reason"] is None
+    # The recording has a load of its own, which begins when the other has ended.
+    assert server.flushes == 1
+    assert (server.recordings[0].running, record["in_flight"]) == (4, 4)
+    prompts = [tuple(generation.input_ids) for generation in server.generations]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_request_that_fails_while_the_tensor_cores_are_measured_ends_the_profile(job, busy_gpu):
+    with serving(Script(**SCRIPT, misbehave={5: "status"})) as server:
+        profile = job(server)
+        profile.session.evidence["devices"] = ["gpu0"]
+        busy_gpu(server)
+        with pytest.raises(LeverbenchError, match="failed-requests: before the profile: HTTP 500"):
+            profile.run(device="gpu0")
+
+    assert server.recordings == []
+
+
+def test_without_a_gpu_of_ours_no_tensor_cores_are_measured_and_the_record_says_so(job):
+    with serving(Script(**SCRIPT)) as server:
+        record = job(server).run()
+
+    assert record["tensor_activity"] is None
+    assert record["tensor_activity_reason"] == "no GPU of ours"
+    assert (len(server.generations), server.flushes) == (8, 0)

@@ -11,11 +11,12 @@ from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import Kernel
 from leverbench.records import read_record, write_record
-from leverbench.tuning.invalid import MEANINGS, Invalid
+from leverbench.tuning.compile_ahead import Compiled
+from leverbench.tuning.invalid import MEANINGS, Invalid, InvalidCandidate
 from leverbench.tuning.journal import Journal
 from leverbench.tuning.race import BLOCK, ROUNDS
 from leverbench.tuning.skip import Skip, skip_of
-from leverbench.tuning.tune import Tuned, tune, tune_calls
+from leverbench.tuning.tune import Ahead, Tuned, tune, tune_calls
 
 NOBODY = EngineSettings("scripted", None, "/no/such/python", (), {}, {})
 SHAPE = {"width": 64, "dtype": "float32"}
@@ -60,6 +61,47 @@ def test_the_fastest_is_raced_against_the_default_and_shipped(tmp_path):
     }
 
 
+def compiled_but(*too_large: int) -> Ahead:
+    """Compiles all candidates ahead but those of some ``work``."""
+    problem = InvalidCandidate(Invalid.OUT_OF_RESOURCES, "scripted")
+    return lambda dimensions, candidates: [
+        problem if candidate["work"] in too_large else Compiled(1024, 0.1)
+        for candidate in candidates
+    ]
+
+
+def test_what_does_not_compile_is_counted_and_never_timed(tmp_path):
+    kernel = write_kernel(tmp_path, [50, 30, 10])
+    timer, journal = ScriptedTimer(by_work), Journal(tmp_path / "j.jsonl", {})
+
+    result = tune_calls(kernel, SHAPE, timer, journal, ahead=compiled_but(10))
+
+    assert 10 not in {work for _, work, _ in timer.asked}
+    assert (result.candidates, result.timed, result.invalid) == (3, 2, {"out-of-resources": 1})
+    assert result.chosen[0].config["work"] == 30
+
+
+def test_a_default_that_does_not_compile_is_an_error(tmp_path):
+    kernel = write_kernel(tmp_path, [50, 30])
+    timer, journal = ScriptedTimer(by_work), Journal(tmp_path / "j.jsonl", {})
+
+    with pytest.raises(LeverbenchError, match=r"the default cannot be used .* out-of-resources"):
+        tune_calls(kernel, SHAPE, timer, journal, ahead=compiled_but(50))
+
+
+def test_what_a_call_has_without_tuning_is_the_incumbent(tmp_path):
+    kernel = write_kernel(tmp_path, [50, 30, 40])
+    timer, journal = ScriptedTimer(by_work), Journal(tmp_path / "j.jsonl", {})
+    shipped = {"work": 20, "fault": 0}
+
+    result = tune_calls(kernel, SHAPE, timer, journal, incumbent=lambda dimensions: shipped)
+
+    # It is none of those that are tried, and the fastest of them all.
+    (chosen,) = result.chosen
+    assert (chosen.default, chosen.config, chosen.published) == (shipped, shipped, False)
+    assert (result.candidates, timer.asked[0]) == (4, (1, 20, 5))
+
+
 def test_the_default_is_not_raced_against_itself(tmp_path):
     kernel = write_kernel(tmp_path, [10, 30])
     timer = ScriptedTimer(by_work)
@@ -92,7 +134,8 @@ def test_a_rival_that_loses_its_race_is_not_shipped(tmp_path):
 
 
 def test_the_invalid_are_counted_by_reason(tmp_path):
-    kernel = write_kernel(tmp_path, [50, 30, 10, 20, 60], restrictions=["work <= 50"])
+    restrictions = ["work <= 50", "work > 0"]
+    kernel = write_kernel(tmp_path, [50, 30, 10, 20, 60], restrictions=restrictions)
     timer = ScriptedTimer(by_work, {10: Invalid.WRONG_ANSWER, 30: Invalid.CRASHED})
 
     result = tuned(kernel, timer, tmp_path / "journal.jsonl")
@@ -104,6 +147,17 @@ def test_the_invalid_are_counted_by_reason(tmp_path):
         Invalid.WRONG_ANSWER: 1,
         Invalid.CRASHED: 1,
     }
+    assert result.restricted == {"work <= 50": 1}
+
+
+def test_the_restricted_are_counted_over_all_calls(tmp_path):
+    kernel = write_kernel(tmp_path, [50, 30, 10], sizes=[1, 2], restrictions=["work > 10 * batch"])
+
+    result = tuned(kernel, ScriptedTimer(by_work), tmp_path / "journal.jsonl")
+
+    assert result.candidates == 6
+    assert result.restricted == {"work > 10 * batch": 2}
+    assert result.invalid == {Invalid.RESTRICTED: 2}
 
 
 def test_who_fails_in_the_race_leaves_it_to_the_next(tmp_path):
