@@ -1,6 +1,7 @@
 """The command line: plans and checks of campaigns, verdicts on any table, records of others."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def main() -> None:
     command.add_argument(
         "--equal-within", type=float, default=DEFAULT_EQUAL_WITHIN, help="margin of equal"
     )
+    _add_trace(commands)
     _add_import(commands)
     what = "check tuned files of a fused MoE kernel, and lay them out as a server looks for them"
     command = commands.add_parser("moe-configs", help=what, description=what)
@@ -40,6 +42,8 @@ def main() -> None:
     try:
         if arguments.command == "analyse":
             _analyse(arguments.table, arguments.out, arguments.until, arguments.equal_within)
+        elif arguments.command == "trace":
+            _trace(arguments.files, arguments.device, arguments.json)
         elif arguments.command == "import":
             _import(arguments)
         elif arguments.command == "moe-configs":
@@ -85,6 +89,33 @@ def _analyse(table: Path, out: Path, until: bool, margin: float) -> None:
         if verdict.metric == PRIMARY:
             print(verdict_line(verdict))
     print(f"{out}: {len(verdicts)} comparisons")
+
+
+def _add_trace(commands: Any) -> None:
+    what = "say where the time of a trace's decode steps goes"
+    command = commands.add_parser("trace", help=what, description=what)
+    command.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="traces of the torch profiler, one a rank: .json or .json.gz",
+    )
+    command.add_argument(
+        "--device",
+        choices=("gpu", "cpu"),
+        help="whose operations count; default, the GPU's if there are any",
+    )
+    command.add_argument("--json", action="store_true", help="print it as summary.json has it")
+
+
+def _trace(files: list[Path], device: str | None, as_json: bool) -> None:
+    # numpy and pyarrow are slow to import: other commands do without.
+    from leverbench.profiling.summary import summarise_traces
+    from leverbench.profiling.text import summary_text
+
+    summary = summarise_traces(files, device)
+    print(json.dumps(summary, indent=2) if as_json else summary_text(summary))
 
 
 def _add_import(commands: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,9 @@ def build_kernel(kernel: Mapping[str, Any], record: str, log: str) -> None:
         build(prepared.kernel, prepared.toolchain, Path(record).parent)
 
 
-def tune_kernel(kernel: Mapping[str, Any], build: str, record: str, log: str) -> None:
+def tune_kernel(
+    kernel: Mapping[str, Any], build: str, record: str, resources: Mapping[str, Any], log: str
+) -> None:
     """Finds the fastest parameters of a kernel for one shape, at each size."""
     with _stage(log):
         from leverbench.kernels.prepared import from_params
@@ -104,8 +107,9 @@ def tune_kernel(kernel: Mapping[str, Any], build: str, record: str, log: str) ->
         (shape,) = prepared.kernel.shapes
         skip = kernel["skip"]
         with client_of_run(Path.cwd(), measured=True):
+            order = str(resources["order"])
             tune(
-                prepared.kernel,
+                replace(prepared.kernel, sizes=tuple(map(int, order.split(",") if order else ()))),
                 shape,
                 Path(build).with_name("code"),
                 prepared.settings,

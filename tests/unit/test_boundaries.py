@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from leverbench.load.validity import INVALID, InvalidReason
-from leverbench.profiling.table import HOST_CODE
+from leverbench.profiling.categories import HOST_CODE
 from leverbench.serving.failures import PROFILE_INCOMPLETE, SUCCESSES, Outcome
 from leverbench.serving.spec import Cause
 

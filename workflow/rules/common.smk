@@ -114,6 +114,15 @@ def lookup_params(wildcards):
     return RUN.lookup(wildcards.kernel, wildcards.lookup).as_params()
 
 
+def tuning_order(wildcards):
+    """Returns the sizes in the order in which they are tuned: what the ladder runs comes first.
+
+    Not params: the order changes nothing of what is found.
+    """
+    sizes = RUN.prepared(wildcards.kernel, wildcards.space).kernel.sizes
+    return ",".join(map(str, sizes))
+
+
 def published_kernels(wildcards):
     """Returns the record of each kernel that a variant's server is given."""
     return RUN.published_records(wildcards.variant)

@@ -65,6 +65,7 @@ rule tune_kernel:
     threads: workflow.cores or 1
     resources:
         measure=1,
+        order=tuning_order,
     params:
         kernel=tuning_params,
     script:

@@ -6,5 +6,6 @@ tune_kernel(
     kernel=snakemake.params.kernel,
     build=snakemake.input.build,
     record=snakemake.output.record,
+    resources=snakemake.resources,
     log=snakemake.log[0],
 )

@@ -1,5 +1,7 @@
 """The engines: the only place that knows how a serving engine is started, asked and stopped."""
 
+from collections.abc import Iterable, Mapping
+
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.engines.base import (
     Address,
@@ -28,6 +30,12 @@ def get_engine(name: str) -> Engine:
     return _ENGINES[name]
 
 
+def step_marks(annotations: Iterable[str]) -> Mapping[str, bool]:
+    """Returns the marks of steps in a trace of whichever engine it is: see `Engine.step_marks`."""
+    names = list(annotations)
+    return next(filter(None, (one.step_marks(names) for one in _ENGINES.values())), {})
+
+
 def api_of(settings: EngineSettings) -> Api:
     """Returns how a server of these settings is talked to: the engine's own way, or OpenAI's."""
     if settings.attach and settings.attach.api == "openai":
@@ -50,4 +58,5 @@ __all__ = [
     "Unread",
     "api_of",
     "get_engine",
+    "step_marks",
 ]

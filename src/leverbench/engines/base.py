@@ -1,7 +1,7 @@
 """What leverbench asks of a serving engine."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -434,14 +434,15 @@ class Engine(Api, Protocol):
         """Returns the traces in a folder by the name of their rank, whole or not."""
         ...
 
-    def decode_steps(self, annotations: Mapping[str, int]) -> int | None:
-        """Counts the decode steps in a trace.
+    def step_marks(self, annotations: Iterable[str]) -> Mapping[str, bool]:
+        """Tells which annotations of a trace mark a step, and which of these are decode steps.
 
         Args:
-            annotations: How often each of its annotations occurs.
+            annotations: Their names, each once.
 
         Returns:
-            The count, or None where the trace has no annotations to tell by.
+            By name, whether it is a decode step. Without those that mark nothing or a part of a
+            step: a decode step lasts until the next mark.
         """
         ...
 

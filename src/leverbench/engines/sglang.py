@@ -11,8 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -436,13 +435,21 @@ class SGLang:
         found = ((path, _TRACE_NAME.search(path.name)) for path in sorted(output_dir.iterdir()))
         return {match[1]: path for path, match in found if match}
 
-    def decode_steps(self, annotations: Mapping[str, int]) -> int | None:
-        """Counts ``step[MODE ...]``; verifications where it speculates, as drafts decode too."""
-        modes: Counter[str] = Counter()
-        for name, count in annotations.items():
-            if match := re.match(r"step\[(\w+)", name):
-                modes[match[1]] += count
-        return (modes["TARGET_VERIFY"] or modes["DECODE"]) if modes else None
+    def step_marks(self, annotations: Iterable[str]) -> dict[str, bool]:
+        """Reads ``step[MODE ...]``.
+
+        Where it speculates, a step is a verification; the drafts around it, which decode too, are
+        parts of it.
+        """
+        found = ((name, re.match(r"step\[(\w+)", name)) for name in annotations)
+        modes = {name: match[1] for name, match in found if match}
+        if "TARGET_VERIFY" not in modes.values():
+            return {name: mode == "DECODE" for name, mode in modes.items()}
+        return {
+            name: mode == "TARGET_VERIFY"
+            for name, mode in modes.items()
+            if mode != "DECODE" and not mode.startswith("DRAFT_EXTEND")
+        }
 
     def memory_failure(self, log: str) -> str | None:
         """Reads the words of torch, of the memory pool and of the graph capture."""

@@ -60,7 +60,7 @@ class Prepared:
     def choice(self) -> str:
         """Names what is published, in paths: for which shapes and sizes, from which candidates."""
         shapes = sorted(shape_name(shape) for shape in self.kernel.shapes)
-        made_of = [self.kernel.space_digest, self.device, shapes, self.kernel.sizes]
+        made_of = [self.kernel.space_digest, self.device, shapes, sorted(self.kernel.sizes)]
         return digest([*made_of, get_engine(self.kernel.engine).plugin_loader()])[:16]
 
     @property
@@ -118,7 +118,7 @@ class Prepared:
         shapes = self.kernel.shapes if shape is None else [self.shape(shape)]
         # In one order, however they are written: that changes nothing.
         in_order = [dict(sorted(one.items())) for one in shapes]
-        return {"shapes": in_order, "sizes": list(self.kernel.sizes)}
+        return {"shapes": in_order, "sizes": sorted(self.kernel.sizes)}
 
 
 def from_params(params: Mapping[str, Any], made: Path) -> Prepared:

@@ -1,11 +1,13 @@
 """One profile: a server under load, recorded for some decode steps, and what they consist of."""
 
+import gzip
 import hashlib
 import itertools
 import shutil
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,16 +18,16 @@ from leverbench import records
 from leverbench.campaign.plan import note_history
 from leverbench.campaign.slices import Launch, Patience, ProfileSlice
 from leverbench.clock import Clock
-from leverbench.engines import NoAnswer
+from leverbench.engines import Engine, NoAnswer
 from leverbench.errors import LeverbenchError
 from leverbench.load.client import LoadFailed, UnderLoad, do_under_load, run_window
 from leverbench.load.endpoint import Request
 from leverbench.load.prompts import Prompts, prompts_for
 from leverbench.load.validity import INVALID, InvalidReason
 from leverbench.load.workload import make_requests
-from leverbench.profiling.table import Row, loops, make_table, summarise, write_table
+from leverbench.profiling.attribution import RankTime, attribute_ranks
+from leverbench.profiling.table import Row, decode_steps, make_table, summarise, write_table
 from leverbench.profiling.tensor_activity import REFRESH_S, Activity, sampled, why_not
-from leverbench.profiling.trace import Trace, is_whole, read_trace
 from leverbench.protocol import PROTOCOL_VERSION
 from leverbench.serving.failures import (
     PROFILE_INCOMPLETE,
@@ -176,10 +178,9 @@ def capture(
         recorded = _record_steps(session, launch, asked, patience, output, prompts)
         session.server.check_alive()
         clock.lap("recording")
-        traces = _read(recorded.result.paths)
+        ranks = _read(recorded.result.paths, output, engine)
         device = _device(session)
-        rows = make_table(traces)
-        totals = summarise(rows, device)
+        totals = summarise(ranks, device)
         if not totals["total_us"]:
             raise _incomplete(f"the traces show no time on the {device}")
         clock.lap("reading")
@@ -188,17 +189,15 @@ def capture(
             reason = InvalidReason.PROBE_FAILED_AFTER
             raise PassingFailure(reason, f"after the profile: {after['answer']!r}", retry=False)
         clock.lap("probe_after")
-        files = _publish(recorded.result.paths, traces, session.server.server_id, folder)
-    steps = [engine.decode_steps(trace.annotations) for trace in traces.values()]
-    known = [count for count in steps if count is not None]
+        files = _publish(recorded.result.paths, ranks, session.server.server_id, folder)
     return Captured(
         session=session,
         started_at=recorded.result.started_at,
         ended_at=recorded.result.ended_at,
         in_flight=recorded.in_flight,
-        decode_steps=min(known) if known else None,
+        decode_steps=decode_steps(ranks, device),
         files=files,
-        rows=rows,
+        rows=make_table(ranks),
         totals=totals,
         activity=activity,
         probe={"before": before, "after": after},
@@ -383,18 +382,32 @@ def _await_traces(
     return traces
 
 
-def _read(paths: Mapping[str, Path]) -> dict[str, Trace]:
-    traces = {}
-    for rank, path in paths.items():
-        try:
-            traces[rank] = read_trace(path, loops())
-        except LeverbenchError as error:
-            raise _incomplete(f"{rank}: {error.what}") from None
-    return traces
+def is_whole(path: Path) -> bool:
+    """Tells whether a gzipped file has been written to its end."""
+    try:
+        with gzip.open(path) as file:
+            while file.read(1 << 20):
+                pass
+    except (OSError, EOFError, zlib.error):
+        return False
+    return path.stat().st_size > 0
+
+
+def _read(paths: Mapping[str, Path], folder: Path, engine: Engine) -> dict[str, RankTime]:
+    """Reads the traces of all ranks; what they are read into goes with the folder."""
+    try:
+        ranks = attribute_ranks(paths, folder / "events", engine.step_marks)
+    except LeverbenchError as error:
+        rank = next((rank for rank, path in paths.items() if str(path) == error.where), error.where)
+        raise _incomplete(f"{rank}: {error.what}") from None
+    for rank, time_of in ranks.items():
+        if time_of.truncated:
+            raise _incomplete(f"{rank}: the trace is truncated: {time_of.truncated}")
+    return ranks
 
 
 def _publish(
-    paths: Mapping[str, Path], traces: Mapping[str, Trace], server_id: str, folder: Path
+    paths: Mapping[str, Path], ranks: Mapping[str, RankTime], server_id: str, folder: Path
 ) -> list[dict[str, Any]]:
     """Moves traces into the profile's folder, then removes those of earlier profiles."""
     files = []
@@ -408,7 +421,7 @@ def _publish(
                 "bytes": len(content),
                 "sha256": hashlib.sha256(content).hexdigest(),
                 "rank": rank,
-                "events": traces[rank].events,
+                "events": ranks[rank].events,
             }
         )
     kept = {file["name"] for file in files}

@@ -8,7 +8,7 @@ import pytest
 from scripted_server import Script, serving
 
 from leverbench.campaign.model import Engine
-from leverbench.engines import Address, Answer, NoAnswer, get_engine
+from leverbench.engines import Address, Answer, NoAnswer, get_engine, step_marks
 from leverbench.engines.sglang import _cure
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request
@@ -375,17 +375,33 @@ def test_each_scheduler_is_a_rank(effective, ranks):
 
 
 @pytest.mark.parametrize(
-    ("annotations", "steps"),
+    ("annotations", "marks"),
     [
-        ({"step[DECODE bs=16]": 4, "step[DECODE bs=15]": 1, "step[EXTEND bs=1 toks=64]": 1}, 5),
-        ({"step[TARGET_VERIFY bs=16]": 5, "step[DECODE bs=16]": 15}, 5),
-        ({"step[EXTEND bs=1 toks=64]": 2}, 0),
-        ({"scheduler.run_batch": 5}, None),
-        ({}, None),
+        (
+            ["step[DECODE bs=16]", "step[DECODE bs=15]", "step[EXTEND bs=1 toks=64]"],
+            {
+                "step[DECODE bs=16]": True,
+                "step[DECODE bs=15]": True,
+                "step[EXTEND bs=1 toks=64]": False,
+            },
+        ),
+        # A verification with its drafts is one step; a prefill ends it.
+        (
+            [
+                "step[TARGET_VERIFY bs=16]",
+                "step[DECODE bs=16]",
+                "step[DRAFT_EXTEND_V2 bs=16]",
+                "step[EXTEND bs=1 toks=64]",
+            ],
+            {"step[TARGET_VERIFY bs=16]": True, "step[EXTEND bs=1 toks=64]": False},
+        ),
+        (["scheduler.run_batch", "a step[DECODE bs=1]"], {}),
+        ([], {}),
     ],
 )
-def test_decode_steps_are_counted_by_their_annotations(annotations, steps):
-    assert SGLANG.decode_steps(annotations) == steps
+def test_decode_steps_are_known_by_their_annotations(annotations, marks):
+    assert SGLANG.step_marks(annotations) == marks
+    assert step_marks(annotations) == marks
 
 
 def test_the_log_tells_of_recordings():

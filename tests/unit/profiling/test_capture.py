@@ -1,5 +1,6 @@
 """A profile of the scripted server: what is recorded, what is kept, and what is refused."""
 
+import gzip
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import scripted_nvml
-from scripted_server import Script, ScriptedServer, serving
+from scripted_server import Script, ScriptedServer, make_trace, serving
 from scripted_session import SERVER_ID, scripted_session
 
 from leverbench.campaign.model import Engine, Probe, Workload
@@ -134,6 +135,12 @@ def test_the_record_tells_what_the_steps_consist_of(job):
         ("aten::addmm", 5),
         ("aten::scaled_dot_product_attention", 5),
     ]
+    # The last step's end is not recorded: of the other four, nothing else was under way.
+    steps = {key: record["steps"][key] for key in ("found_by", "count", "dropped", "mean_us")}
+    assert steps == {"found_by": "annotations", "count": 4, "dropped": 1, "mean_us": 300}
+    assert (record["span_us"], record["idle_share"], record["gaps"]) == (1200, 0, None)
+    assert record["top"][0]["per_step_us"] == 120
+    assert (record["communication"], record["truncated"]) == (None, None)
     by_name = {row["name"]: row for row in profile.table()}
     assert by_name["aten::linear"]["self_us"] == pytest.approx(150)
     assert sum(row["share"] for row in by_name.values()) == pytest.approx(1)
@@ -174,6 +181,12 @@ def test_on_a_gpu_its_kernels_count_and_the_cpu_is_kept(job):
     shares = {part["category"]: part["share"] for part in record["categories"]}
     assert shares == pytest.approx({"gemm": 0.75, "comm": 0.25})
     assert {row["device"] for row in profile.table()} == {"cpu", "gpu"}
+    # A product from 15 to 90, the reduction from 95 to 120, then nothing until the next step.
+    steps = {key: record["steps"][key] for key in ("found_by", "count", "dropped", "mean_us")}
+    assert steps == {"found_by": "periodicity", "count": 4, "dropped": 1, "mean_us": 300}
+    assert record["idle_share"] == pytest.approx(200 / 300)
+    assert record["decode_steps"] == 5
+    assert [top["tensor_cores"] for top in record["top"]] == ["likely", "none"]
 
 
 def test_earlier_traces_go_when_the_new_ones_are_there(job):
@@ -203,7 +216,7 @@ def test_what_a_killed_job_left_goes_and_its_recording_is_ended(job):
     [
         ("refuse", "refuses to record: .*500"),
         ("empty", "TP-0: the trace is empty"),
-        ("truncated", "TP-0: the trace is truncated"),
+        ("truncated", "TP-0: .*the gzip stream ends early"),
         ("foreign", "TP-0: not a trace"),
     ],
 )
@@ -221,6 +234,29 @@ def test_an_incomplete_profile_twice_is_a_result(job, profiling, detail):
     assert profile.table() == []
     # What was there stays, and nothing unfinished does.
     assert profile.files() == {"summary.json", "kernels.parquet", "old-TP-0.trace.json.gz"}
+
+
+@pytest.mark.parametrize(
+    ("cut", "whole"), [(None, True), (-1, False), (20, False), (0, False)], ids=str
+)
+def test_a_gzip_is_whole_or_not(tmp_path, cut, whole):
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(make_trace(3, 1, ["CPU"]))[:cut])
+
+    assert capture.is_whole(path) is whole
+
+
+def test_a_missing_file_is_not_whole(tmp_path):
+    assert not capture.is_whole(tmp_path / "t.gz")
+
+
+def test_ranks_that_wait_for_one_another_are_told_apart(job):
+    with serving(Script(**SCRIPT, ranks=2)) as server:
+        record = job(server, tp_size=2).run(device="gpu0")
+
+    # Both ranks write the same: nobody waits. 25 us in four steps of two ranks.
+    assert record["communication"] == {"transfer_us": 200, "wait_us": 0, "unmatched_us": 0}
+    assert (record["span_us"], record["steps"]["count"]) == (2400, 4)
 
 
 def test_a_recording_that_does_not_end_is_stopped(job):

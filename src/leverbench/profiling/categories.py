@@ -1,0 +1,120 @@
+"""What the names of operations tell: a category, and whether tensor cores are likely at work."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leverbench.errors import LeverbenchError
+
+CATEGORIES = Path(__file__).with_name("categories.yaml")
+TENSOR_CORES = Path(__file__).with_name("tensor_cores.yaml")
+OTHER = "other"
+# Above this share of the time, the categories say too little.
+LARGE_OTHER = 0.1
+# The engine's own code between operations.
+HOST_CODE = "host-code"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that the engine's code makes around one operation, such as one call a request.
+
+    Attributes:
+        category: That its time belongs to.
+        call: Finds the name of the operation.
+        fence: Finds the names of operations that are never part of the loop.
+    """
+
+    category: str
+    call: re.Pattern[str]
+    fence: re.Pattern[str]
+
+
+def category(name: str, *, annotation: bool = False) -> str:
+    """Returns an operation's category: that of the first pattern that is found in its name.
+
+    Args:
+        name: The name.
+        annotation: Whether it is a span that the engine's code marks: what no pattern is found in
+            is that code then.
+    """
+    for of, pattern in _rules()[0]:
+        if pattern.search(name):
+            return of
+    return HOST_CODE if annotation else OTHER
+
+
+def loops() -> tuple[Loop, ...]:
+    """Returns the loops whose time belongs to the category of the operation in them."""
+    return _rules()[1]
+
+
+def tensor_cores(name: str) -> str | None:
+    """Infers from a kernel's name whether it uses tensor cores.
+
+    Only a measurement of the tensor pipe shows it; this is what the name makes likely.
+
+    Returns:
+        ``likely`` or ``none``; None where the name does not tell.
+    """
+    return next((told for told, pattern in _tensor_rules() if pattern.search(name)), None)
+
+
+def tensor_cores_of(told: Sequence[str | None]) -> str | None:
+    """Returns what several kernels have in common: ``mixed`` where they differ."""
+    known = {one for one in told if one is not None}
+    return known.pop() if len(known) == 1 else "mixed" if known else None
+
+
+@cache
+def _rules() -> tuple[tuple[tuple[str, re.Pattern[str]], ...], tuple[Loop, ...]]:
+    try:
+        entries = _read(CATEGORIES)
+        patterns = tuple(
+            (str(entry["category"]), re.compile(pattern))
+            for entry in entries
+            if "loop" not in entry
+            for pattern in entry["patterns"]
+        )
+        found = tuple(
+            Loop(str(entry["category"]), re.compile(entry["loop"]), re.compile(entry["fence"]))
+            for entry in entries
+            if "loop" in entry
+        )
+    except (OSError, yaml.YAMLError, re.error, LookupError, TypeError) as error:
+        raise LeverbenchError(
+            f"unusable patterns ({error})",
+            where=str(CATEGORIES),
+            cure="Each entry has a category and its patterns, or a loop and its fence: Python"
+            " regular expressions.",
+        ) from None
+    return patterns, found
+
+
+@cache
+def _tensor_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    try:
+        rules = tuple(
+            (str(entry["tensor_cores"]), re.compile(pattern))
+            for entry in _read(TENSOR_CORES)
+            for pattern in entry["patterns"]
+        )
+        if unknown := {told for told, _ in rules} - {"likely", "none"}:
+            raise ValueError(f"tensor_cores: {', '.join(sorted(unknown))}")
+    except (OSError, yaml.YAMLError, re.error, LookupError, TypeError, ValueError) as error:
+        raise LeverbenchError(
+            f"unusable patterns ({error})",
+            where=str(TENSOR_CORES),
+            cure="Each entry has tensor_cores, likely or none, and its patterns: Python regular"
+            " expressions.",
+        ) from None
+    return rules
+
+
+def _read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,50 @@
+"""The summary of any traces: what a profile's record says of its own."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leverbench.engines import step_marks
+from leverbench.errors import LeverbenchError
+from leverbench.profiling.attribution import CPU, GPU, attribute_ranks
+from leverbench.profiling.table import decode_steps, summarise
+
+
+def summarise_traces(files: Sequence[Path], device: str | None = None) -> dict[str, Any]:
+    """Returns what the decode steps of some ranks consist of.
+
+    Args:
+        files: Their traces, one a rank.
+        device: ``cpu`` or ``gpu``; by default ``gpu`` where one was at work.
+
+    Returns:
+        ``device``, ``decode_steps``, ``files`` (name and events) and all of `table.summarise`.
+
+    Raises:
+        LeverbenchError: A file is no trace, or nothing ran on the device.
+    """
+    names = [path.name for path in files]
+    if len(set(names)) < len(names):
+        names = [f"{number}-{name}" for number, name in enumerate(names)]
+    traces = dict(zip(names, files, strict=True))
+    try:
+        with tempfile.TemporaryDirectory(prefix="leverbench-") as folder:
+            ranks = attribute_ranks(traces, Path(folder), step_marks)
+    except LeverbenchError as error:
+        cure = "Name traces of the torch profiler, .json or .json.gz."
+        raise LeverbenchError(error.what, where=error.where, cure=cure) from None
+    chosen = device or (GPU if any(rank.devices[GPU] for rank in ranks.values()) else CPU)
+    summary = summarise(ranks, chosen)
+    if not summary["total_us"]:
+        raise LeverbenchError(
+            f"no time on the {chosen} in it",
+            where=", ".join(map(str, files)),
+            cure=f"Name another device, or record the {chosen}'s activity.",
+        )
+    return {
+        "device": chosen,
+        "decode_steps": decode_steps(ranks, chosen),
+        "files": [{"name": name, "events": rank.events} for name, rank in ranks.items()],
+        **summary,
+    }
