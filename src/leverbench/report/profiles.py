@@ -13,13 +13,11 @@ import pyarrow.parquet as pq
 from leverbench.analysis.ceilings import Shares
 from leverbench.analysis.differences import ProfileTimes, profile_times
 from leverbench.errors import LeverbenchError
+from leverbench.profiling.categories import OTHER
 from leverbench.records import read_record
 from leverbench.serving.failures import Outcome
 
-# The engine's own code between operations: no kernel's time.
-HOST_CODE = "host-code"
-# Operations that no category claims; above this share the categories say too little.
-OTHER = "other"
+# Above this share of operations that no category claims, the categories say too little.
 LARGE_OTHER = 0.1
 # Categories of matrix products, which tensor cores are made for: of ours, and of records of others.
 _MATRIX_WORK = re.compile(r"attention|gemm|gemv|matmul|\bmoe(?!-routing)")

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,8 @@ from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.analysis.verdicts import interval_text, verdict_text
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, FILE
 from leverbench.kernels.manifest import shape_name
+from leverbench.profiling.categories import OTHER
+from leverbench.profiling.geometry import Geometry, describe
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
 from leverbench.report.findings import findings
@@ -32,7 +35,7 @@ from leverbench.report.findings.finding import (
     session_names,
 )
 from leverbench.report.findings.profiles import STAND_OUT
-from leverbench.report.profiles import OTHER, Profile, ProfileTable, told_name
+from leverbench.report.profiles import Profile, ProfileTable, told_name
 from leverbench.report.summary import Summary, engine_text, first_line, summarise
 
 # What is told below the categories of a profile; the first three of each.
@@ -353,27 +356,18 @@ def _facts(profile: Profile) -> dict[str, str]:
     return told
 
 
-def _launch(geometry: Mapping[str, Any]) -> list[str]:
+def _launch(told: Mapping[str, Any]) -> list[str]:
     """Returns the lines that tell how a kernel is launched, as far as that is known."""
-
-    def told(name: str, form: str) -> list[str]:
-        return [] if geometry.get(name) is None else [form.format(geometry[name])]
-
-    blocks, sms, waves = (geometry.get(name) for name in ("grid_blocks", "sm_count", "waves"))
-    grid = ""
-    if blocks:
-        grid = f"{blocks:,} block{'' if blocks == 1 else 's'}"
-        grid += "".join(told("block_threads", " of {} threads") + told("sm_count", " on {} SMs"))
-        grid += f": at most {blocks / sms:.0%} of the chip" if sms and blocks < sms else ""
-    parts = [
-        *told("waves", "{:.2f} waves"),
-        *(told("last_wave_loss", "{:.0%} lost in the last") if waves and waves > 1 else []),
-        *told("registers", "{} registers"),
-        *told("shared_bytes", "{:,} bytes shared"),
-        *told("occupancy", "occupancy {:.0%}"),
-        *told("limited_by", "limited by {}"),
-    ]
-    return [line for line in (grid, ", ".join(parts)) if line]
+    launch = Geometry(**{field.name: told.get(field.name) for field in fields(Geometry)})
+    parts = {
+        "{} threads a block": launch.block_threads,
+        "{} registers": launch.registers,
+        "{:,} bytes shared": launch.shared_bytes,
+        "occupancy {:.0%}": launch.occupancy,
+        "limited by {}": launch.limited_by,
+    }
+    more = ", ".join(form.format(part) for form, part in parts.items() if part is not None)
+    return [line for line in (describe(launch), more) if line]
 
 
 def _differences(

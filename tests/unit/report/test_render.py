@@ -891,10 +891,13 @@ def test_launches_of_top_operations_are_shown(stepped, undrawn):
     page, _ = render(stepped)
     assert (
         "attention_kernel attention 66.7 % 30.00 5 6,000.0"
-        " 64 blocks of 128 threads on 170 SMs: at most 38% of the chip"
-        " 0.38 waves, 255 registers, 49,152 bytes shared, occupancy 8%, limited by grid none"
+        " 64 blocks on 170 SMs: at most 38% of the chip"
+        " 128 threads a block, 255 registers, 49,152 bytes shared, occupancy 8%, limited by grid"
+        " none"
     ) in page.text
-    assert "340 blocks of 128 threads on 170 SMs 2.00 waves, 0% lost in the last" in page.text
+    assert "340 blocks on 170 SMs, 1 at once on each (limited by grid): 2.0 waves, 0% lost" in (
+        page.text
+    )
 
 
 def test_a_variants_profile_is_held_against_its_parents(stepped, undrawn):

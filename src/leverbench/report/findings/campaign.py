@@ -7,6 +7,7 @@ from leverbench.analysis.ceilings import Shares, ceiling
 from leverbench.analysis.measurements import row_name
 from leverbench.analysis.ratios import concurrencies
 from leverbench.analysis.verdicts import PRIMARY, Word, interval_text, verdict_text
+from leverbench.profiling.categories import OTHER
 from leverbench.report.findings.finding import (
     Finding,
     counted,
@@ -15,7 +16,6 @@ from leverbench.report.findings.finding import (
     rounded,
     session_names,
 )
-from leverbench.report.profiles import OTHER
 from leverbench.report.summary import Summary, engine_text
 
 # The categories that a report thinks away, the largest ones.

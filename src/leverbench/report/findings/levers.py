@@ -11,6 +11,7 @@ from leverbench.analysis.predictions import Choice, Prediction
 from leverbench.analysis.settings import as_text, changes
 from leverbench.analysis.verdicts import PRIMARY, Verdict, interval_text, verdict_text
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, RANDOM_IDS
+from leverbench.profiling.categories import OTHER
 from leverbench.report.findings.finding import (
     Finding,
     config_text,
@@ -21,7 +22,6 @@ from leverbench.report.findings.finding import (
     profile_name,
     range_text,
 )
-from leverbench.report.profiles import OTHER
 from leverbench.report.summary import Gain, Summary
 
 _EFFECTS = {

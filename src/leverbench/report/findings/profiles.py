@@ -6,9 +6,9 @@ from typing import Any
 
 from leverbench.analysis.ceilings import CategoryCeiling, ceiling
 from leverbench.analysis.differences import Explained, ProfileDifference
+from leverbench.profiling.categories import HOST_CODE
 from leverbench.report.findings.finding import Finding, pooled_names, profile_name, short
 from leverbench.report.profiles import (
-    HOST_CODE,
     Profile,
     ProfileTable,
     is_matrix_work,
