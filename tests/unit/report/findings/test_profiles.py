@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
 from unit.analysis.fake_campaign import write_record
 
+from leverbench.profiling.summary import summarise_traces
 from leverbench.records import read_record
+
+ROOT = Path(__file__).resolve().parents[4]
 
 BASELINE = "baseline/profile/random/c16"
 WHERE = "baseline under random at C=16"
@@ -300,3 +305,24 @@ def test_a_plan_of_one_variant_has_no_difference(campaign, found):
     campaign.tell_steps("baseline", {"gemm": 1.0})
 
     assert found("difference") == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "idle", "left"),
+    [("decode-c16-cpu-gpu", "44.1%", "20%"), ("decode-c16-gpu", "49.0%", "19%")],
+)
+def test_traces_of_an_h200_are_host_bound_by_their_recording(campaign, found, trace, idle, left):
+    only(campaign, "baseline")
+    summary = summarise_traces([ROOT / f"tests/data/{trace}.trace.json.gz"])
+    changes = {key: summary[key] for key in summary if key != "files"}
+    campaign.alter(campaign.profile("baseline"), machine={"device": "gpu"}, **changes)
+    for session in (1, 2):
+        # What that machine measured without recording.
+        campaign.alter_metrics(campaign.point("baseline", session, 16), mean_tpot_ms=1.537)
+    (host,) = found("host-bound")
+    (under,) = found("under-filled launch")
+
+    assert f"has nothing to do for {idle} of the time" in host.text
+    assert f"by the measured TPOT it is 1.54 ms, in which the same work leaves {left}" in host.text
+    assert "_w8a8_block_fp8_matmul has 16 blocks on 132 SMs: at most 12% of the chip" in under.text
+    assert found("cuda-core fallback") == []
