@@ -1,4 +1,4 @@
-"""Ceilings: what a lever can give at most, from the share of time that it touches.
+"""Ceilings: what a lever, or a category of operations, can give at most, from its share of time.
 
 Amdahl (1967): who removes a share f of the time altogether makes the whole 1 / (1 - f) times as
 fast, and no lever on that share does more.
@@ -20,7 +20,8 @@ class Shares:
         variant: Whose it is; None where a record does not tell.
         workload: Of the load, likewise.
         concurrency: Of the load, likewise.
-        categories: Share of the operations' time by category; those of records need not be whole.
+        categories: Share by category: of a decode step where the profile tells steps apart, else of
+            the operations' time. Those of records need not be whole.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Ceiling:
         lever: The lever, or the kernel that is one; for what the campaign says of a variant as a
             whole, all its levers.
         categories: Those that it touches, of the ones in the profile.
-        share: Their share of the operations' time in the parent.
+        share: Their share of decode time in the parent.
         gain: The ceiling: old time over new.
         profile: Name of the profile.
     """
@@ -56,6 +57,23 @@ class Ceiling:
     profile: str
 
 
+@dataclass(frozen=True)
+class CategoryCeiling:
+    """What would be gained if the operations of one category were gone altogether.
+
+    Attributes:
+        shares: The profile.
+        category: The category.
+        share: Its share of decode time.
+        gain: The ceiling: old time over new; None where nothing else took any time.
+    """
+
+    shares: Shares
+    category: str
+    share: float
+    gain: float | None
+
+
 def ceiling(share: float) -> float:
     """Returns 1 / (1 - share): old time over new where a share of the time is gone.
 
@@ -65,6 +83,15 @@ def ceiling(share: float) -> float:
     if not 0 <= share < 1:
         raise ValueError(f"a share of {share} has no ceiling")
     return 1 / (1 - share)
+
+
+def category_ceilings(profiles: Sequence[Shares]) -> list[CategoryCeiling]:
+    """Returns the ceiling of each category of each profile, those of a profile by size."""
+    return [
+        CategoryCeiling(shares, category, share, ceiling(share) if share < 1 else None)
+        for shares in profiles
+        for category, share in sorted(shares.categories.items(), key=lambda entry: -entry[1])
+    ]
 
 
 def ceilings(

@@ -1,23 +1,36 @@
 """The profiles of a campaign, as the report shows them."""
 
+import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from leverbench.analysis.ceilings import Shares
+from leverbench.analysis.differences import ProfileTimes, profile_times
 from leverbench.errors import LeverbenchError
+from leverbench.profiling.categories import OTHER
 from leverbench.records import read_record
 from leverbench.serving.failures import Outcome
 
-# Operations that no category claims; above this share the categories say too little.
-OTHER = "other"
+# Above this share of operations that no category claims, the categories say too little.
 LARGE_OTHER = 0.1
+# Categories of matrix products, which tensor cores are made for: of ours, and of records of others.
+_MATRIX_WORK = re.compile(r"attention|gemm|gemv|matmul|\bmoe(?!-routing)")
+# Beside a profile's record, by the same job.
+_OPERATIONS = "kernels.parquet"
 
 
 @dataclass(frozen=True)
 class Profile:
     """One profile that was taken.
+
+    Profiles of before know of no steps, gaps, launches and tensor cores: what they do not tell is
+    None or empty.
 
     Attributes:
         name: Its record's folder below ``results/{campaign}``.
@@ -27,10 +40,24 @@ class Profile:
         in_flight: Requests that were in flight.
         total_us: Time of all operations, in microseconds.
         shares: Share of that time by category, the largest first.
+        step_shares: Share of a decode step by category: what it would lose without the category,
+            the gaps before its operations included. Of the recording where no steps were found,
+            and so are idle time and gaps.
+        step_us: Mean duration of a decode step.
+        steps: How these were found, how many were kept, how many left out at the edges; None
+            without steps.
+        idle_share: Part of the steps in which the device had nothing to do.
+        gaps: Number and median of the times without any operation.
+        communication: Time of collectives: the transfer, and waiting for other ranks.
+        tensor_cores: By category of matrix work, whether its operations use them, as their names
+            tell.
+        tensor_activity: What the machine measured of them.
+        truncated: What is missing of a trace.
         in_loops: The part of these shares that is there by inference, in loops around operations.
         top: The longest operations, the longest first.
         other_top: Names of the longest ones that no category claims.
         files: The trace files.
+        times: What a difference to another profile needs.
     """
 
     name: str
@@ -40,16 +67,37 @@ class Profile:
     in_flight: Any
     total_us: float | None
     shares: Mapping[str, float]
+    step_shares: Mapping[str, float]
+    step_us: float | None
+    steps: Mapping[str, Any] | None
+    idle_share: float | None
+    gaps: Mapping[str, Any] | None
+    communication: Mapping[str, float] | None
+    tensor_cores: Mapping[str, str]
+    tensor_activity: Mapping[str, Any] | None
+    truncated: str | None
     in_loops: Mapping[str, float]
     top: Sequence[Mapping[str, Any]]
     other_top: Sequence[str]
     files: Sequence[Mapping[str, Any]]
+    times: ProfileTimes
 
     @property
     def large_other(self) -> float | None:
         """The share of operations that no category claims, where it is large."""
         share = self.shares.get(OTHER, 0.0)
         return share if share > LARGE_OTHER else None
+
+    def measured(self, figure: str) -> float | None:
+        """Returns a measured figure of the GPUs' activity, their mean; None where there is none."""
+        gpus = (self.tensor_activity or {}).get("gpus") or ()
+        told = [gpu[figure] for gpu in gpus if gpu.get(figure) is not None]
+        return statistics.fmean(told) if told else None
+
+    @property
+    def decode_shares(self) -> Mapping[str, float]:
+        """Share of decode time by category: of a step where steps were found."""
+        return self.step_shares or self.shares
 
 
 @dataclass(frozen=True)
@@ -103,6 +151,16 @@ class ProfileTable:
         return any(share for p in self.profiles.values() for share in p.in_loops.values())
 
     @property
+    def has_steps(self) -> bool:
+        """Whether one of them tells shares of decode steps on a GPU."""
+        return any(p.step_shares and p.device != "cpu" for p in self.profiles.values())
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether one of them has an inference on tensor cores."""
+        return any(profile.tensor_cores for profile in self.profiles.values())
+
+    @property
     def machines(self) -> int:
         """On how many different machines they were taken."""
         return len({tuple(sorted(map(str, p.machine.items()))) for p in self.profiles.values()})
@@ -127,7 +185,7 @@ def read_profiles(plan: Mapping[str, Any], paths: Sequence[Path]) -> list[Profil
                 raise ValueError(f"a {record['kind']} of campaign {record['campaign']}")
             at = str(record["variant"]), str(record["workload"]), int(record["concurrency"])
             if record["outcome"] == Outcome.PROFILED:
-                profiles[at] = _profile(record, *at)
+                profiles[at] = _profile(record, path.with_name(_OPERATIONS), *at)
             else:
                 failed[at] = ProfileHole(
                     *at, "failed", str(record["outcome"]), record["detail"] or ""
@@ -162,7 +220,7 @@ def read_profiles(plan: Mapping[str, Any], paths: Sequence[Path]) -> list[Profil
 def decode_shares(plan: Mapping[str, Any], tables: Sequence[ProfileTable]) -> list[Shares]:
     """Returns the shares of every profile: those taken, and those of a record of others."""
     taken = [
-        Shares(profile.name, variant, table.workload, table.concurrency, profile.shares)
+        Shares(profile.name, variant, table.workload, table.concurrency, profile.decode_shares)
         for table in tables
         for variant, profile in table.profiles.items()
     ]
@@ -179,23 +237,58 @@ def decode_shares(plan: Mapping[str, Any], tables: Sequence[ProfileTable]) -> li
     return taken + told
 
 
-def _profile(record: Mapping[str, Any], variant: str, workload: str, concurrency: int) -> Profile:
-    shares = {str(entry["category"]): float(entry["share"]) for entry in record["categories"]}
+def is_matrix_work(category: str) -> bool:
+    """Returns whether a category is of matrix products, by its name."""
+    return _MATRIX_WORK.search(category) is not None
+
+
+def told_name(profile: str) -> str:
+    """Returns how findings name a profile of a record of others, which has no folder."""
+    return f"profile/{profile}"
+
+
+def _profile(
+    record: Mapping[str, Any], operations: Path, variant: str, workload: str, concurrency: int
+) -> Profile:
+    name = f"{variant}/profile/{workload}/c{concurrency}"
+    categories = record["categories"]
+    shares = {str(entry["category"]): float(entry["share"]) for entry in categories}
+    steps = record.get("steps")
+    times = profile_times(name, record, _read_operations(operations, _device(record)))
+    found = times.untimed is None
     return Profile(
-        name=f"{variant}/profile/{workload}/c{concurrency}",
+        name=name,
         device=record["machine"]["device"],
         machine=record["machine"],
         decode_steps=record["decode_steps"],
         in_flight=record["in_flight"],
         total_us=record["total_us"],
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1])),
-        # Profiles of before had no loops.
+        step_shares={
+            str(entry["category"]): float(entry["step_share"])
+            for entry in categories
+            if entry.get("step_share") is not None
+        },
+        step_us=times.step_us,
+        steps=steps if found else None,
+        idle_share=record.get("idle_share"),
+        gaps=record.get("gaps"),
+        communication=record.get("communication"),
+        tensor_cores={
+            str(entry["category"]): str(entry["tensor_cores"])
+            for entry in categories
+            if entry.get("tensor_cores") is not None and is_matrix_work(entry["category"])
+        },
+        tensor_activity=record.get("tensor_activity"),
+        truncated=record.get("truncated"),
         in_loops={
-            str(entry["category"]): float(entry.get("in_loops", 0.0))
-            for entry in record["categories"]
+            str(entry["category"]): float(entry.get("in_loops", 0.0)) for entry in categories
         },
         top=[
-            {key: entry[key] for key in ("name", "category", "calls", "self_us", "share")}
+            {
+                **{key: entry[key] for key in ("name", "category", "calls", "self_us", "share")},
+                **{key: entry.get(key) for key in ("per_step_us", "tensor_cores", "geometry")},
+            }
             for entry in record["top"]
         ],
         other_top=[str(name) for name in record["other_top"]],
@@ -203,4 +296,25 @@ def _profile(record: Mapping[str, Any], variant: str, workload: str, concurrency
             {key: entry[key] for key in ("name", "bytes", "sha256", "rank", "events")}
             for entry in record["files"]
         ],
+        times=times,
     )
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    """Returns the device whose operations a record counts."""
+    return str(record.get("device") or record["machine"]["device"])
+
+
+def _read_operations(path: Path, device: str) -> list[dict[str, Any]]:
+    """Reads the operations of a profile on its device; none where there is no such file."""
+    if not path.exists():
+        return []
+    try:
+        rows = pq.read_table(path).to_pylist()
+        return [row for row in rows if row["device"] == device]
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise LeverbenchError(
+            f"not the operations of a profile ({error})",
+            where=str(path),
+            cure="Delete the profile's record and run again: both are made anew.",
+        ) from None

@@ -1,14 +1,18 @@
 """Renders a campaign's report from its results, whole or partial."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from leverbench import __version__
+from leverbench.analysis.differences import Explained, ProfileDifference
 from leverbench.analysis.measurements import command, placement_text, row_name
 from leverbench.analysis.predictions import Call, Choice, KernelResults
 from leverbench.analysis.ratios import GOODPUT, concurrencies, metrics_of
@@ -16,20 +20,40 @@ from leverbench.analysis.settings import as_text, changes, steps_text
 from leverbench.analysis.verdicts import interval_text, verdict_text
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN, FILE
 from leverbench.kernels.manifest import shape_name
+from leverbench.profiling.categories import OTHER
+from leverbench.profiling.geometry import Geometry, describe
 from leverbench.records import write_bytes
 from leverbench.report.figures import CURVES, RATIOS, draw_figures
-from leverbench.report.findings import (
+from leverbench.report.findings import findings
+from leverbench.report.findings.campaign import target_sentence
+from leverbench.report.findings.finding import (
     config_text,
     counted,
     cross_text,
-    findings,
     gain_text,
     range_text,
     session_names,
-    target_sentence,
 )
-from leverbench.report.profiles import OTHER, ProfileTable
+from leverbench.report.findings.profiles import STAND_OUT
+from leverbench.report.profiles import Profile, ProfileTable, told_name
 from leverbench.report.summary import Summary, engine_text, first_line, summarise
+
+# What is told below the categories of a profile; the first three of each.
+_FACTS = (
+    "Time of operations, ms",
+    "Decode steps",
+    "Requests in flight",
+    "Whole steps (left out)",
+    "A decode step, ms",
+    "TPOT measured, ms",
+    "Device idle",
+    "Gaps: number, median us",
+    "Communication: transfer, waiting, ms",
+    "Tensor instructions, measured",
+    "Memory bandwidth, measured",
+)
+# Operations of a difference that are listed.
+_MOST_OPERATIONS = 10
 
 _LABELS = {
     "output_tok_per_s": "Output tok/s",
@@ -97,6 +121,9 @@ def _environment(**options: Any) -> Environment:
         "first_line": first_line,
         "session_names": session_names,
         "workload": _workload,
+        "anchor": _anchor,
+        "launch": _launch,
+        "signed": _signed,
     }
     return environment
 
@@ -134,7 +161,15 @@ def _context(summary: Summary) -> dict[str, Any]:
         "row_name": row_name,
         "launches": _launches(summary),
         "other": OTHER,
-        "profile_facts": lambda table: _profile_facts(plan, table),
+        "told_name": told_name,
+        "anchors": _anchors(summary),
+        "profile_facts": lambda table: _profile_facts(summary, table),
+        "category_gains": {
+            (one.shares.name, one.category): one.gain for one in summary.category_ceilings
+        },
+        "differences": _differences(summary),
+        "stand_out": STAND_OUT,
+        "most_operations": _MOST_OPERATIONS,
         "digests": _digests(summary),
         "order_run": _blocks(summary.order),
         "order_planned": _blocks(plan["order"]),
@@ -272,18 +307,96 @@ def _standing(summary: Summary, variant: str) -> str:
     return f"{numbers[0]} to {numbers[-1]} sessions"
 
 
-def _profile_facts(plan: Mapping[str, Any], table: ProfileTable) -> list[tuple[str, list[str]]]:
-    """Returns what a profile is of: ``(what, values)``, a value for each variant of the plan."""
-    profiles = [table.profiles.get(name) for name in plan["variants"]]
-    nothing = _number(None)
+def _profile_facts(summary: Summary, table: ProfileTable) -> list[tuple[str, list[str]]]:
+    """Returns what a profile is of: ``(what, values)``, a value for each variant of the plan.
+
+    What profiles of before do not tell is left out where none of them does.
+    """
+    variants, nothing = summary.plan["variants"], _number(None)
+    facts: dict[str, list[str]] = {}
+    for name in variants:
+        profile = table.profiles.get(name)
+        told = _facts(profile) if profile else {}
+        tpot_ms = summary.mean("mean_tpot_ms", name, table.workload, table.concurrency)
+        if profile and profile.step_us:
+            # The profiled step is longer: recording costs time.
+            told["TPOT measured, ms"] = _number(tpot_ms, 2)
+        for label in _FACTS:
+            facts.setdefault(label, []).append(told.get(label, nothing))
     return [
-        ("Time of operations, ms", [_ms(p.total_us) if p else nothing for p in profiles]),
-        ("Decode steps", [_number(p.decode_steps) if p else nothing for p in profiles]),
-        (
-            "Requests in flight",
-            [nothing if p is None or p.in_flight is None else str(p.in_flight) for p in profiles],
-        ),
+        (label, values)
+        for label, values in facts.items()
+        if label in _FACTS[:3] or set(values) != {nothing}
     ]
+
+
+def _facts(profile: Profile) -> dict[str, str]:
+    """Returns what one profile tells, by the labels of `_FACTS`."""
+    told = {
+        "Time of operations, ms": _ms(profile.total_us),
+        "Decode steps": _number(profile.decode_steps),
+        "Requests in flight": _number(None)
+        if profile.in_flight is None
+        else str(profile.in_flight),
+        "Device idle": _percent(profile.idle_share),
+        "Tensor instructions, measured": _percent(profile.measured("any_tensor")),
+        "Memory bandwidth, measured": _percent(profile.measured("dram_bandwidth")),
+    }
+    if steps := profile.steps:
+        told["Whole steps (left out)"] = f"{steps['count']} ({_number(steps['dropped'])})"
+    if profile.step_us:
+        told["A decode step, ms"] = f"{profile.step_us / 1000:.2f}"
+    if profile.gaps and profile.gaps["count"]:
+        gaps = profile.gaps
+        told["Gaps: number, median us"] = f"{gaps['count']:,}, {gaps['median_us']:.1f}"
+    if split := profile.communication:
+        told["Communication: transfer, waiting, ms"] = (
+            f"{_ms(split['transfer_us'])}, {_ms(split['wait_us'])}"
+        )
+    return told
+
+
+def _launch(told: Mapping[str, Any]) -> list[str]:
+    """Returns the lines that tell how a kernel is launched, as far as that is known."""
+    launch = Geometry(**{field.name: told.get(field.name) for field in fields(Geometry)})
+    parts = {
+        "{} threads a block": launch.block_threads,
+        "{} registers": launch.registers,
+        "{:,} bytes shared": launch.shared_bytes,
+        "occupancy {:.0%}": launch.occupancy,
+        "limited by {}": launch.limited_by,
+    }
+    more = ", ".join(form.format(part) for form, part in parts.items() if part is not None)
+    return [line for line in (describe(launch), more) if line]
+
+
+def _differences(
+    summary: Summary,
+) -> dict[tuple[str, int], list[tuple[ProfileDifference, Explained | None]]]:
+    """Returns, by workload and concurrency, what differs from parents, and what that explains."""
+    found: dict[tuple[str, int], list[tuple[ProfileDifference, Explained | None]]] = {}
+    for one in summary.profile_differences:
+        cell = found.setdefault((one.workload, one.concurrency), [])
+        cell.append((one, summary.explained(one)))
+    return found
+
+
+def _anchors(summary: Summary) -> set[str]:
+    """Returns what findings may rest on and the page shows."""
+    return {
+        *map(row_name, summary.rows),
+        *(f"launches/{server}" for server in summary.launches if not summary.imported),
+        *(profile.name for table in summary.profiles for profile in table.profiles.values()),
+        *(
+            told_name(profile["name"])
+            for profile in (summary.imported or {"profiles": ()})["profiles"]
+        ),
+    }
+
+
+def _anchor(name: str) -> str:
+    """Returns a name as an element's: records of others have any names."""
+    return quote(name)
 
 
 def _relaunches(summary: Summary) -> dict[str, str]:
@@ -328,6 +441,12 @@ def _minute(timestamp: str) -> str:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _signed(value: float) -> str:
+    """Returns a change with three digits."""
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:+,.{min(digits, 4)}f}"
 
 
 def _ms(microseconds: float | None) -> str:

@@ -8,7 +8,20 @@ from typing import Any
 
 from leverbench.analysis.agreement import Agreement, agreement_of
 from leverbench.analysis.blocks import Drift, drift
-from leverbench.analysis.ceilings import Ceiling, Shares, ceilings
+from leverbench.analysis.ceilings import (
+    CategoryCeiling,
+    Ceiling,
+    Shares,
+    category_ceilings,
+    ceilings,
+)
+from leverbench.analysis.differences import (
+    Explained,
+    Measured,
+    ProfileDifference,
+    explain,
+    profile_differences,
+)
 from leverbench.analysis.interactions import Interaction, interactions, squares
 from leverbench.analysis.measurements import (
     Hole,
@@ -106,6 +119,8 @@ class Summary:
         profiles: A table for each workload and concurrency that is profiled.
         shares: Shares of decode time by category, a record's profiles included.
         ceilings: What levers can give at most, where a profile tells.
+        category_ceilings: What each category of each profile can, were it gone altogether.
+        profile_differences: Each variant's profile against its parent's.
         kernels: The tunable kernels that servers are given, as far as they are built.
         predictions: What these should give, where a profile tells.
         machines: The values seen of each entry of the machine's fingerprint.
@@ -130,6 +145,8 @@ class Summary:
     profiles: Sequence[ProfileTable]
     shares: Sequence[Shares]
     ceilings: Sequence[Ceiling]
+    category_ceilings: Sequence[CategoryCeiling]
+    profile_differences: Sequence[ProfileDifference]
     kernels: Sequence[KernelResults]
     predictions: Sequence[Prediction]
     planned: int
@@ -239,6 +256,23 @@ class Summary:
         how = f"{before:,.1f} to {after:,.1f} tok/s"
         return Gain(verdict.ratio, verdict.low, verdict.high, how)
 
+    def explained(self, difference: ProfileDifference) -> Explained | None:
+        """Returns what two profiles explain of the measured TPOTs; None where either is missing."""
+        at = (difference.workload, difference.concurrency)
+        verdict = self.verdicts.get((difference.variant, *at, "mean_tpot_ms"))
+        before, after = (
+            self.mean("mean_tpot_ms", name, *at) for name in (difference.parent, difference.variant)
+        )
+        if verdict is None or verdict.ratio is None or not (before and after):
+            return None
+        # A decode step of speculation gives a request as many tokens as it accepts.
+        tokens = (
+            self.mean("accept_length", name, *at) or 1.0
+            for name in (difference.parent, difference.variant)
+        )
+        measured = Measured(before, after, verdict.ratio, verdict.low, verdict.high, *tokens)
+        return explain(difference, measured)
+
     def unlike_newest(self, row: Row) -> list[str]:
         """Returns in which conditions a valid row differs from the rows that are pooled."""
         return differences(row, self.pooled(*_cell(row))[0]) if row["valid"] else []
@@ -309,6 +343,15 @@ def summarise(
         profiles=profiles,
         shares=shares,
         ceilings=bounds,
+        category_ceilings=category_ceilings(shares),
+        profile_differences=profile_differences(
+            plan,
+            {
+                (variant, table.workload, table.concurrency): profile.times
+                for table in profiles
+                for variant, profile in table.profiles.items()
+            },
+        ),
         kernels=list(kernels.values()),
         predictions=predictions(bounds, new),
         planned=len(planned),

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from leverbench.campaign.model import (
     Agreement,
     Campaign,
@@ -42,6 +45,8 @@ PLACEMENT = {"numa_nodes": 1, "gpus": {}, "cpus_allowed": ["0-1"]}
 # Share of the operations' time by category, and the longest operation of each.
 SHARES = {"attention": 0.5, "matrix-multiply": 0.4, "other": 0.1}
 OPERATIONS = {"attention": "decode_kernel", "matrix-multiply": "gemm_bf16", "other": "copy_"}
+# Columns of a profile's table of operations, of those that a report reads.
+OPERATION = ("name", "category", "calls", "self_us", "share", "per_step_us")
 LAUNCH_DIGEST = "a" * 64
 REQUESTS = {1: 8, 8: 32, 16: 48}
 
@@ -119,6 +124,91 @@ class FakeCampaign:
 
     def profile(self, variant: str) -> Path:
         return self.results / variant / "profile" / "random" / "c16" / "summary.json"
+
+    def tell_steps(
+        self,
+        variant: str,
+        categories_us: dict[str, float],
+        *,
+        idle_us: float = 0.0,
+        top: dict[str, Any] | None = None,
+        tensor_cores: dict[str, str] | None = None,
+        device: str = "gpu",
+        **changes: Any,
+    ) -> None:
+        """Lets a profile tell five decode steps apart, of one rank on one stream of a GPU.
+
+        Args:
+            variant: Whose profile.
+            categories_us: Time in a step by category, each of one kernel, ``NAME_kernel``.
+            idle_us: Time in a step without any; the whole of it is before the first category's.
+            top: What else the record says of each kernel, by category.
+            tensor_cores: What is inferred of a category.
+            device: Where it was taken.
+            **changes: Of the record.
+        """
+        busy_us = sum(categories_us.values())
+        step_us = busy_us + idle_us
+        gaps_us = {name: idle_us if n == 0 else 0.0 for n, name in enumerate(categories_us)}
+        kernels = [
+            {
+                "name": f"{name}_kernel",
+                "category": name,
+                "calls": 5,
+                "self_us": 5 * time_us,
+                "share": time_us / busy_us,
+                "per_step_us": time_us,
+                "tensor_cores": None,
+                "geometry": None,
+                **((top or {}).get(name) or {}),
+            }
+            for name, time_us in categories_us.items()
+        ]
+        record = {
+            "machine": {**MACHINE, "device": device},
+            "versions": {**VERSIONS, "engine": "1.2.3"},
+            "device": device,
+            "total_us": 5 * busy_us,
+            "steps": {
+                "found_by": "annotations",
+                "count": 5,
+                "dropped": 2,
+                "mean_us": step_us,
+                "min_us": step_us - 1,
+                "max_us": step_us + 1,
+            },
+            "span_us": 5 * step_us,
+            "busy_us": 5 * busy_us,
+            "idle_us": 5 * idle_us,
+            "idle_share": idle_us / step_us,
+            "gaps": {"count": 40, "total_us": 5 * idle_us, "median_us": 2.5},
+            "categories": [
+                {
+                    "category": name,
+                    "share": time_us / busy_us,
+                    "in_loops": 0.0,
+                    "self_us": 5 * time_us,
+                    "union_us": 5 * time_us,
+                    "gap_us": 5 * gaps_us[name],
+                    "step_share": (time_us + gaps_us[name]) / step_us,
+                    "per_step_us": time_us,
+                    "tensor_cores": (tensor_cores or {}).get(name),
+                }
+                for name, time_us in categories_us.items()
+            ],
+            "top": kernels,
+            "other_top": [],
+            "communication": None,
+            "tensor_activity": None,
+            "truncated": None,
+        }
+        path = self.profile(variant)
+        self.alter(path, **{**record, **changes})
+        rows = [
+            {"rank": "TP-0", "device": device, **{k: kernel[k] for k in OPERATION}}
+            for kernel in kernels
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), path.with_name("kernels.parquet"))
 
     def launch(self, variant: str, session: int) -> Path:
         return self.launches / f"{variant}-s{session}.json"

@@ -1,6 +1,6 @@
 import pytest
 
-from leverbench.analysis.ceilings import Shares, ceiling, ceilings
+from leverbench.analysis.ceilings import Shares, category_ceilings, ceiling, ceilings
 
 
 def variant(parent: str | None, *levers: str, touches: tuple[str, ...] = ()):
@@ -71,3 +71,16 @@ def test_what_a_kernel_touches_its_manifest_says_before_levers_names_do():
 
     assert (found.lever, found.categories, found.gain) == ("decode", ("attention",), 2)
     assert [(c.lever, c.gain) for c in of_campaign] == [("decode", 1.25), ("untold", 1.25)]
+
+
+def test_every_category_of_every_profile_has_a_ceiling_the_largest_first():
+    first = Shares("p", "base", "random", 16, {"comm": 0.2, "attention": 0.5})
+    second = Shares("c1", None, None, 1, {"gemm": 1.0})
+    found = category_ceilings([first, second])
+
+    # With all of the time gone, nothing is left to be faster.
+    assert [(c.shares, c.category, c.share, c.gain) for c in found] == [
+        (first, "attention", 0.5, 2.0),
+        (first, "comm", 0.2, 1.25),
+        (second, "gemm", 1.0, None),
+    ]

@@ -56,13 +56,15 @@ def test_speculation_gains_at_one_request_and_nothing_at_eight(said):
 
 
 def test_the_tuned_gemms_gain_lies_above_its_ceiling(said):
-    sentence = only(said, "ceiling", "fp8-tuned-configs")
+    sentence = only(said, "ceiling", "the ceiling of fp8-tuned-configs")
 
     # 94 / 88 against 1 / (1 - 0.06)
     assert "a gain of 1.068 at C=1" in sentence
     assert "TPOT 94 to 88 ms, unreplicated" in sentence
     assert "at most 1 / (1 - 0.06) = 1.064" in sentence
     assert "Not that lever's alone, or noise." in sentence
+    # 1 / (1 - 0.08)
+    assert "fp8-tuned-configs and nccl-ll together: at most 1.087." in sentence
 
 
 def test_both_configurations_changed_more_than_one_thing(said):
@@ -79,6 +81,63 @@ def test_without_its_largest_kernels_the_target_is_still_far(said):
     assert "Without moe_slot_gemv (39.0%) and sparse_attention_decode (38.0%)" in sentence
     assert "about 100 output tok/s at C=16: 23.6 / (1 - 0.77)" in sentence
     assert "The target is 1,000: these categories alone do not reach it." in sentence
+
+
+def test_the_kernel_to_write_next_is_named_with_what_it_bounds(said):
+    sentence = only(said, "dominant kernel", "_tiled_sparse_decode_kernel")
+
+    assert "(sparse_attention_decode) takes 63.0% of decode time in profile first (also" in sentence
+    # 1 / 0.63 and 1 / 0.37
+    assert "at most 1 / 0.63 = 1.59 times as fast, with this kernel gone 2.70." in sentence
+    assert "takes 39.0% of decode time in profile c16" in only(
+        said, "dominant kernel", "moe_slot_gemv"
+    )
+
+
+def test_its_launch_leaves_most_of_the_chip_without_work(said):
+    sentence = only(said, "under-filled launch")
+
+    # 64 / 170
+    assert "_tiled_sparse_decode_kernel has 64 blocks on 170 SMs: at most 38% of the chip" in (
+        sentence
+    )
+
+
+def test_it_runs_without_tensor_cores(said):
+    sentence = only(said, "cuda-core fallback", "_tiled_sparse_decode_kernel")
+
+    assert "63.0% of decode time in profile first" in sentence
+    assert "uses no tensor cores (as the record says), although it is matrix work." in sentence
+    assert "moe_slot_gemv takes 39.0%" in only(said, "cuda-core fallback", "moe_slot_gemv")
+
+
+def test_each_category_has_its_ceiling(said):
+    sentence = only(said, "category ceilings", "profile first")
+
+    # 1 / 0.37, 1 / 0.94 and 1 / 0.98
+    assert "sparse_attention_decode 2.703, gemm_fp8_block 1.064, communication 1.020." in sentence
+    # 1 / 0.61 and 1 / 0.62
+    assert "moe_slot_gemv 1.639, sparse_attention_decode 1.613." in only(
+        said, "category ceilings", "profile c16"
+    )
+
+
+def test_levers_are_exhausted_and_kernels_are_left(said):
+    sentence = only(said, "levers exhausted")
+
+    assert "No lever of the configuration can give 10% any more" in sentence
+    assert "fp8-tuned-configs 1.064 (gemm_fp8_block 6.0% in first)" in sentence
+    assert "nccl-ll 1.020 (communication 2.0% in first)" in sentence
+    assert "mtp-conservative: no ceiling, and measured." in sentence
+    assert "at most 2.70 without sparse_attention_decode (63.0% in first), 1.64 without" in sentence
+
+
+def test_what_the_kernels_leave_of_the_gap(said):
+    sentence = only(said, "removal")
+
+    # 1000 / 102.6, and 1 - 23.6 / 1000
+    assert "A factor of 9.7 would still be missing" in sentence
+    assert "97.6% of decode time must go" in sentence
 
 
 def test_every_figure_is_called_unreplicated(said):

@@ -468,7 +468,11 @@ def test_without_recovery_there_is_no_control_to_add(whole):
 def test_a_profile_shows_shares_top_operations_and_files(whole):
     _, page, findings = whole
     assert "Category baseline threads-2 float32 decode-steps-4 attention 50.0 %" in page.text
-    assert "matrix-multiply 40.0 % 40.0 % 40.0 % 40.0 % other 10.0 %" in page.text
+    # 1 / 0.5, 1 / 0.6 and 1 / 0.9
+    of_all = (
+        "matrix-multiply" + 4 * " 40.0 % at most 1.667" + " other" + 4 * " 10.0 % at most 1.111"
+    )
+    assert of_all in page.text
     assert "Time of operations, ms 80.0 80.0 80.0 80.0 Decode steps 5 5 5 5" in page.text
     assert "baseline: top operations (3) and files (1)" in page.text
     assert "decode_kernel attention 50.0 % 40.00 120" in page.text
@@ -825,9 +829,123 @@ def test_what_is_inferred_of_a_share_is_said(campaign, undrawn):
     )
     page, _ = render(campaign)
 
-    assert "attention 50.0 % 37.5 % in loops" in page.text
+    assert "attention 50.0 % 37.5 % in loops at most 2.000" in page.text
     assert "inferred from their order" in page.text
 
 
 def test_profiles_without_loops_say_nothing_of_them(whole):
     assert "in loops" not in whole[1].text
+
+
+LAUNCH = {
+    "grid_blocks": 64,
+    "block_threads": 128,
+    "registers": 255,
+    "shared_bytes": 49152,
+    "sm_count": 170,
+    "blocks_per_sm": 1,
+    "waves": 64 / 170,
+    "last_wave_loss": 106 / 170,
+    "busy_sm_share": 64 / 170,
+    "occupancy": 0.083,
+    "limited_by": "grid",
+}
+
+
+@pytest.fixture
+def stepped(campaign):
+    """The fake campaign with steps told in the profiles of float32 and its parent alone."""
+    for variant in ("threads-2", "decode-steps-4"):
+        campaign.profile(variant).unlink()
+    gpus = [{"gpu": "gpu0", "any_tensor": 0.008, "dram_bandwidth": 0.31}]
+    measured = {"source": "nvml-gpm", "seconds": 1.0, "gpus": gpus}
+    full = {"geometry": {**LAUNCH, "grid_blocks": 340, "waves": 2.0, "last_wave_loss": 0.0}}
+    campaign.tell_steps(
+        "baseline",
+        {"attention": 6000.0, "gemm": 3000.0},
+        idle_us=1000.0,
+        top={"attention": {"geometry": LAUNCH, "tensor_cores": "none"}, "gemm": full},
+        tensor_cores={"attention": "none"},
+        communication={"transfer_us": 700.0, "wait_us": 2100.0},
+        tensor_activity=measured,
+    )
+    campaign.tell_steps("float32", {"attention": 3000.0, "norm": 3100.0}, idle_us=1000.0)
+    return campaign
+
+
+def test_steps_idle_time_communication_and_tensor_cores_are_shown(stepped, undrawn):
+    page, _ = render(stepped)
+    # The gap is before the attention: 7 of 10 ms, and 1 / 0.3.
+    attention = "attention 66.7 % 70.0 % of a step at most 3.333 tensor cores: none"
+    assert f"{attention} \N{EN DASH} 49.2 % 56.3 % of a step at most 2.290" in page.text
+    assert "Whole steps (left out) 5 (2) \N{EN DASH} 5 (2)" in page.text
+    assert "A decode step, ms 10.00 \N{EN DASH} 7.10" in page.text
+    assert "TPOT measured, ms 39.61 \N{EN DASH} 28.15" in page.text
+    assert "Device idle 10.0 % \N{EN DASH} 14.1 %" in page.text
+    assert "Communication: transfer, waiting, ms 0.7, 2.1" in page.text
+    assert "Tensor instructions, measured 0.8 %" in page.text
+    assert "Memory bandwidth, measured 31.0 %" in page.text
+
+
+def test_launches_of_top_operations_are_shown(stepped, undrawn):
+    page, _ = render(stepped)
+    assert (
+        "attention_kernel attention 66.7 % 30.00 5 6,000.0"
+        " 64 blocks on 170 SMs: at most 38% of the chip"
+        " 128 threads a block, 255 registers, 49,152 bytes shared, occupancy 8%, limited by grid"
+        " none"
+    ) in page.text
+    assert "340 blocks on 170 SMs, 1 at once on each (limited by grid): 2.0 waves, 0% lost" in (
+        page.text
+    )
+
+
+def test_a_variants_profile_is_held_against_its_parents(stepped, undrawn):
+    page, findings = render(stepped)
+    # 7.1 / 10, of 39.61 ms; TPOT measured 0.711.
+    row = r"float32 from baseline 10\.00 → 7\.10 0\.710 39\.61 → 28\.15 0\.711 0\.\d+ to 0\.\d+"
+    assert re.search(rf"{row} -11\.5 -11\.5 \+0\.02\d+ 0 % of the change", page.text)
+    assert "float32 against baseline: by category and operation" in page.text
+    assert "attention 6,000.0 3,000.0 -3,000 -11.9" in page.text
+    assert "gemm_kernel gemm, gone 3,000.0 \N{EN DASH} -3,000" in page.text
+    assert "norm_kernel norm, new \N{EN DASH} 3,100.0 +3,100 +12.3" in page.text
+    assert "- **difference**: float32 against baseline" in findings
+
+
+def test_profiles_of_before_are_compared_by_shares(campaign, undrawn):
+    shares = [
+        {"category": name, "share": share, "self_us": 1.0}
+        for name, share in (("attention", 0.3), ("matrix-multiply", 0.7))
+    ]
+    campaign.alter(campaign.profile("float32"), categories=shares)
+    page, _ = render(campaign)
+    why = "it was made before decode steps were told apart"
+    parent, own = (f"{name}/profile/random/c16: {why}" for name in ("baseline", "float32"))
+    assert f"float32 from baseline by shares alone: {parent}; {own}" in page.text
+    assert "matrix-multiply 40.0 % 70.0 % +30.0 points attention 50.0 % 30.0 % -20.0" in page.text
+    assert "Whole steps" not in page.text
+    assert "TPOT measured, ms Ratio" in page.text
+
+
+def test_sentences_on_the_page_link_to_what_they_rest_on(stepped, undrawn):
+    page, _ = render(stepped)
+    assert "#baseline/profile/random/c16" in page.links
+    assert "#float32/s2/random/c8" in page.links
+    assert "under-filled launch : attention_kernel has 64 blocks on 170 SMs" in page.text
+    anchors = {link[1:] for link in page.links if link.startswith("#")}
+    assert anchors <= set(page.ids)
+
+
+def test_a_profile_without_a_measured_tpot_is_compared_all_the_same(stepped, undrawn):
+    for path in stepped.points:
+        if "float32" in path.parts:
+            path.unlink()
+    page, findings = render(stepped)
+    assert "10.00 → 7.10 0.710 no TPOT to hold it against" in page.text
+    assert "**difference**" not in findings
+
+
+def test_an_incomplete_trace_is_told_on_the_page(stepped, undrawn):
+    stepped.alter(stepped.profile("float32"), truncated="TP-0: cut off")
+    page, _ = render(stepped)
+    assert "float32 : a trace is incomplete : TP-0: cut off" in page.text
