@@ -11,6 +11,9 @@ from typing import Any
 
 # Variant, workload and concurrency.
 At = tuple[str, str, int]
+# Decode steps of one load differ by a few percent. A longest step of more than this many times the
+# shortest was disturbed, and so is the mean.
+UNEVEN = 1.5
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class ProfileTimes:
         in_flight: Requests that were in flight.
         shares: Of the operations' time, by category.
         step_us: Mean duration of a decode step; None without steps.
+        step_range_us: The shortest and the longest; None without steps.
         idle_us: Of it, without any operation on the device; None where that is not told.
         categories_us: Time in a decode step, by category; empty without steps.
         operations_us: The same by ``(category, name)``; empty where they are not told.
@@ -36,10 +40,21 @@ class ProfileTimes:
     in_flight: Any
     shares: Mapping[str, float]
     step_us: float | None
+    step_range_us: tuple[float, float] | None
     idle_us: float | None
     categories_us: Mapping[str, float]
     operations_us: Mapping[tuple[str, str], float]
     untimed: str | None
+
+    @property
+    def uneven(self) -> str | None:
+        """How far the steps are apart, where they are too far; None where not."""
+        if self.step_range_us is None:
+            return None
+        shortest, longest = self.step_range_us
+        if longest <= UNEVEN * shortest:
+            return None
+        return f"{shortest / 1000:.3g} to {longest / 1000:.3g} ms"
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,7 @@ class ProfileDifference:
         profiles: Names of the two profiles, the parent's first.
         incomparable: Why there is no difference; None where there is one.
         untimed: Why it is of shares and not of time; None where it is of time.
+        uneven: The profiles with decode steps of very different lengths, each with their range.
         step: The whole decode step; None without times.
         idle: Of it, the device without any operation; None where that is not told.
         categories: By the size of the change.
@@ -90,6 +106,7 @@ class ProfileDifference:
     profiles: tuple[str, str]
     incomparable: str | None = None
     untimed: str | None = None
+    uneven: tuple[str, ...] = ()
     step: Change | None = None
     idle: Change | None = None
     categories: tuple[Change, ...] = ()
@@ -198,6 +215,7 @@ def profile_times(
         in_flight=record["in_flight"],
         shares={entry["category"]: float(entry["share"]) for entry in record["categories"]},
         step_us=float(step_us) if timed and step_us else None,
+        step_range_us=(float(steps["min_us"]), float(steps["max_us"])) if timed else None,
         idle_us=idle_share * step_us if timed and step_us and idle_share is not None else None,
         categories_us={
             entry["category"]: float(entry["per_step_us"])
@@ -271,6 +289,7 @@ def _difference(
         )
     return ProfileDifference(
         *about,
+        uneven=tuple(f"{one.name} ({one.uneven})" for one in (above, own) if one.uneven),
         step=Change("decode step", None, above.step_us, own.step_us),
         idle=idle,
         categories=_changes(above.categories_us, own.categories_us),

@@ -19,6 +19,7 @@ def times(name="base", step_us=100.0, idle_us=20.0, operations=None, **more) -> 
         "in_flight": 16,
         "shares": {"attention": 0.75, "gemm": 0.25},
         "categories_us": {"attention": 60.0, "gemm": 20.0},
+        "step_range_us": (90.0, 110.0),
         "untimed": None,
         **more,
     }
@@ -51,6 +52,13 @@ def test_parts_stand_by_the_size_of_their_change():
         ("decode step", 100.0, 70.0, -30.0),
         ("idle", 20.0, 25.0, 5.0),
     ]
+
+
+@pytest.mark.parametrize(("longest", "uneven"), [(1500.0, ()), (1501.0, ("up (1 to 1.5 ms)",))])
+def test_steps_of_very_different_lengths_are_told(longest, uneven):
+    found = compare(times(), times("up", step_range_us=(1000.0, longest)))
+
+    assert found.uneven == uneven
 
 
 def test_what_runs_side_by_side_is_a_remainder_below_nothing():
@@ -101,7 +109,7 @@ def test_profiles_of_other_conditions_have_no_difference(other, why):
 
 
 def test_without_steps_shares_alone_are_compared():
-    none = {"step_us": None, "idle_us": None, "categories_us": {}}
+    none = {"step_us": None, "step_range_us": None, "idle_us": None, "categories_us": {}}
     old = times("up", shares={"attention": 0.5, "gemm": 0.5}, untimed="too short", **none)
     found = compare(times(), old)
 
@@ -173,7 +181,13 @@ def record(**changes):
         "machine": {"device": "gpu"},
         "versions": {"engine": "1.2"},
         "in_flight": 16,
-        "steps": {"found_by": "periodicity", "count": 5, "mean_us": 200.0},
+        "steps": {
+            "found_by": "periodicity",
+            "count": 5,
+            "mean_us": 200.0,
+            "min_us": 180.0,
+            "max_us": 220.0,
+        },
         "idle_share": 0.25,
         "categories": [{"category": "gemm", "share": 1.0, "per_step_us": 150.0}],
         **changes,

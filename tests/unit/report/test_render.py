@@ -482,7 +482,8 @@ def test_a_profile_shows_shares_top_operations_and_files(whole):
     assert (
         "- **profile**: float32: under random at C=16 the largest category is attention with 50.0%"
         " of the operations' time, the top operation decode_kernel (attention) with 50.0%."
-        " Shares on a CPU say nothing of a GPU.\n"
+        " Without attention, decode would be at most 2.000 times as fast. Shares on a CPU say"
+        " nothing of a GPU.\n"
         "  Rows: float32/profile/random/c16.\n"
     ) in findings
 

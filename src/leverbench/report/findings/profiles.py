@@ -123,6 +123,9 @@ def _largest(table: ProfileTable, profile: Profile) -> str:
         f"{where} the largest category is {category} with {share:.1%} of the operations' time,"
         f" the top operation {short(top['name'])} ({top['category']}) with {top['share']:.1%}."
     )
+    share = profile.decode_shares.get(category, 0.0)
+    if 0 < share < 1:
+        text += f" Without {category}, decode would be at most {ceiling(share):.3f} times as fast."
     if profile.large_other is not None:
         text += (
             f" No category claims {profile.large_other:.1%}:"
@@ -424,7 +427,7 @@ def differences(summary: Summary) -> Iterator[Finding]:
             f" {found.ratio:.3f} times as long as its parent's, which explains"
             f" {found.explained_ms:+.3g} ms{_parts(one, found)}. Unexplained:"
             f" {found.rest_ms:+.3g} ms, {abs(found.rest_share):.0%} of the change."
-            f"{_reason(found)}{_new_and_gone(one)}"
+            f"{_reason(one, found)}{_new_and_gone(one)}"
         )
         sides = (one.parent, one.variant)
         rows = pooled_names(summary, sides, one.workload, one.concurrency)
@@ -447,17 +450,22 @@ def _parts(one: ProfileDifference, found: Explained) -> str:
     return f": {', '.join(named)}" if named else ""
 
 
-def _reason(found: Explained) -> str:
+def _reason(one: ProfileDifference, found: Explained) -> str:
     """Returns what can be said of a large unexplained part."""
+    text = ""
+    if one.uneven:
+        text = (
+            f" Something disturbed a recording: decode steps differ in {' and '.join(one.uneven)}."
+        )
     if abs(found.rest_share or 0.0) <= LARGE_REST:
-        return ""
+        return text
     low_ms, high_ms = found.low_ms, found.high_ms
     if low_ms is not None and high_ms is not None and low_ms <= found.explained_ms <= high_ms:
-        return " What is explained lies inside the measured interval."
+        return f"{text} What is explained lies inside the measured interval."
     before, after = found.recording
     return (
-        f" Recorded steps are {before:+.0%} and {after:+.0%} against what TPOT tells: recording"
-        " does not cost both the same, and TPOT holds prefills between the steps."
+        f"{text} Recorded steps are {before:+.0%} and {after:+.0%} against what TPOT tells:"
+        " recording does not cost both the same, and TPOT holds prefills between the steps."
     )
 
 

@@ -234,6 +234,20 @@ def test_a_large_unexplained_part_comes_with_what_recording_cost(campaign, found
     assert "Recorded steps are +50% and +100% against what TPOT tells" in one.text
 
 
+def test_a_disturbed_recording_is_told(campaign, found):
+    only(campaign, "baseline", "float32")
+    campaign.tell_steps("baseline", {"gemm": 100_000.0})
+    campaign.tell_steps("float32", {"gemm": 71_000.0})
+    steps = read_record(campaign.profile("float32"))["steps"]
+    campaign.alter(campaign.profile("float32"), steps={**steps, "max_us": 250_000.0})
+    (one,) = found("difference")
+
+    assert one.text.endswith(
+        " Something disturbed a recording: decode steps differ in float32/profile/random/c16 (71 to"
+        " 250 ms)."
+    )
+
+
 def test_without_a_change_of_tpot_there_is_nothing_to_explain(campaign, found):
     only(campaign, "baseline", "threads-2")
     campaign.tell_steps("baseline", {"gemm": 100.0})
