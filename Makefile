@@ -43,7 +43,8 @@ lint: setup-dev
 test: lint
 	$(BIN)/pytest -m "not engine and not server" tests/unit
 	$(BIN)/pytest -m server tests/unit
-	$(BIN)/pytest -m "not long" tests/workflow
+	$(BIN)/pytest -n 2 -m "plans and not long" tests/workflow
+	$(BIN)/pytest -m "not plans and not long" tests/workflow
 	$(BIN)/pytest -m "engine and not long and not gpu" tests
 
 test-all: test

@@ -50,12 +50,12 @@ OURS_LOOK_S, HTA_LOOK_S = 0.05, 0.25
 OURS = """
 import json, sys, time
 from pathlib import Path
-from leverbench.profiling.events import DEVICE_KINDS, busy_and_idle, kernel_totals, load_events
-from leverbench.profiling.reader import events_path, read_ranks
+from leverbench.profiling.ranks import events_path, read_ranks
 folder, answers, *traces = map(Path, sys.argv[1:])
 began = time.monotonic()
 ranks = {str(number): path for number, path in enumerate(traces)}
 read_ranks(ranks, folder)
+from leverbench.profiling.events import DEVICE_KINDS, busy_and_idle, kernel_totals, load_events
 answer = {}
 for rank in ranks:
     columns = ["name", "device", "start_ns", "duration_ns"]

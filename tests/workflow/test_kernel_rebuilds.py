@@ -11,6 +11,8 @@ from project_copy import ProjectCopy
 
 from leverbench.kernels.manifest import MANIFEST, read_kernel
 
+pytestmark = pytest.mark.plans
+
 AFTER = {"plan": 1, "analyse": 1, "report": 1, "gate": 1}
 # Of the variant that loads the kernel: 2 launches with 2 points each, and its profile.
 LOADED = {"serve": 2, "bench": 4, "profile": 1}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.plans
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

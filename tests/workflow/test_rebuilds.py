@@ -14,6 +14,8 @@ from leverbench.campaign.model import Engine
 from leverbench.engines.arguments import identify
 from leverbench.serving.machine import machine_fingerprint
 
+pytestmark = pytest.mark.plans
+
 AFTER = {"analyse": 1, "report": 1, "gate": 1}
 # The plan says what was changed.
 PLANNED = {"plan": 1, **AFTER}

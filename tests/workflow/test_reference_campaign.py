@@ -13,6 +13,8 @@ from leverbench.engines import get_engine
 from leverbench.engines.arguments import check_arguments, identify
 from leverbench.errors import LeverbenchError
 
+pytestmark = pytest.mark.plans
+
 PATH = "config/campaigns/deepseek-v4-flash.yaml"
 CHOSEN = ("--config", f"campaign={PATH}")
 

@@ -27,7 +27,7 @@ from leverbench.profiling.intervals import (
     merge,
     sum_by,
 )
-from leverbench.profiling.reader import events_path, read_ranks
+from leverbench.profiling.ranks import events_path, read_ranks
 from leverbench.profiling.selftime import Calls, mark_loops, nest, self_times
 from leverbench.profiling.steps import Steps
 

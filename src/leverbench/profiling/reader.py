@@ -11,13 +11,10 @@ over. Neither takes more memory than a chunk and one event.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +23,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from leverbench.errors import LeverbenchError
 from leverbench.profiling.events import (
@@ -35,7 +33,6 @@ from leverbench.profiling.events import (
     EventsWriter,
     Floats,
     Lane,
-    load_facts,
     writing_events,
 )
 
@@ -51,6 +48,8 @@ _SPACES = 64
 _BATCH = 1 << 11
 # No honest trace has so many streams and threads: events on further ones are left out.
 _MOST_LANES = 1 << 16
+# Kinds of events on them that are kept in mind.
+_MOST_PLACES = 1 << 18
 # In us, of a start and of a duration: so that the end in ns fits into 64 bits.
 _LATEST_US = 4e15
 
@@ -103,7 +102,6 @@ _NUMBERS_OF_ARGUMENTS = tuple(
 # Stands for what is no event that can be used: it has no times.
 _UNUSABLE = _Event(ph="X", cat="Trace")
 
-# Kinds are numbered from 1 here, so that all other events are false.
 _KIND_OF_CATEGORY = {
     "kernel": "kernel",
     "gpu_memcpy": "memcpy",
@@ -116,12 +114,9 @@ _KIND_OF_CATEGORY = {
     "cuda_driver": "runtime",
     "Trace": "recording",
 }
-_NAMING = len(KINDS) + 1
-# By `ph` and `cat`: a complete event is an "X", one that names a thread or stream an "M".
-_NUMBERS: dict[tuple[str, str], int] = {
-    ("M", ""): _NAMING,
-    **{("X", cat): KINDS.index(kind) + 1 for cat, kind in _KIND_OF_CATEGORY.items()},
-}
+_KINDS = len(KINDS)
+# In place of kind and lane: of an event that names a thread or stream, and of any other.
+_NAMING, _UNUSED = -1, -2
 _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _KERNEL = KINDS.index("kernel")
 _COPIES = [KINDS.index("memcpy"), KINDS.index("memset")]
@@ -146,74 +141,15 @@ _PROPERTIES = {
 
 # Not strict: a number may be written as a text.
 _decode = msgspec.json.Decoder(list[_Event], strict=False).decode
-_kind_of = attrgetter("ph", "cat")
-_place_of = attrgetter("cat", "pid", "tid")
+_place_of = attrgetter("ph", "cat", "pid", "tid")
+
+
+# ``ph``, ``cat``, ``pid`` and ``tid`` of an event.
+_Place = tuple[str, str, int | str, int | str]
 
 
 class _Broken(Exception):
     """The file cannot be read further; the message says why."""
-
-
-def read_ranks(
-    traces: Mapping[str, Path], folder: Path, workers: int | None = None
-) -> dict[str, EventsFacts]:
-    """Reads the traces of several ranks at once: one in this process, others in further ones.
-
-    Args:
-        traces: By the rank's name, such as ``TP-0``.
-        folder: Where the events are written, see `events_path`.
-        workers: How many processes read, this one included; by default one a core.
-
-    Returns:
-        The facts of each rank's trace.
-
-    Raises:
-        LeverbenchError: There is no event to be had from a trace.
-    """
-    workers = workers or len(os.sched_getaffinity(0))
-    # One iterator for all, so that each rank is taken once, by whoever is free.
-    waiting = iter(traces.items())
-    failed: list[Exception] = []
-
-    def read(reader: Any) -> None:
-        while not failed and (found := next(waiting, None)):
-            try:
-                reader(found[1], events_path(folder, found[0]))
-            except Exception as error:
-                # The others stop, too.
-                failed.append(error)
-
-    beside = max(0, min(workers, len(traces)) - 1)
-    with ThreadPoolExecutor(max(1, beside)) as threads:
-        tasks = [threads.submit(read, _read_in_process) for _ in range(beside)]
-        read(read_events)
-        for task in tasks:
-            task.result()
-    if failed:
-        raise failed[0]
-    return {rank: load_facts(events_path(folder, rank)) for rank in traces}
-
-
-def events_path(folder: Path, rank: str) -> Path:
-    """Returns where the events of a rank are kept."""
-    return folder / f"{rank}.events.parquet"
-
-
-def _read_in_process(trace: Path, events: Path) -> None:
-    command = [sys.executable, "-m", "leverbench.profiling.reader", str(trace), str(events)]
-    # The default allocator keeps ten megabytes that it does not use.
-    environment = {"ARROW_DEFAULT_MEMORY_POOL": "system", **os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode == 0:
-        return
-    try:
-        told = json.loads(done.stdout)
-        error = LeverbenchError(told["what"], where=told["where"], cure=told["cure"])
-    except (ValueError, LookupError, TypeError):
-        last = (done.stderr.split("\n")[-2:] or [""])[0]
-        what = f"the process that reads the trace ended with {done.returncode} ({last})"
-        error = LeverbenchError(what, where=str(trace), cure="Run again.")
-    raise error
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -280,16 +216,19 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 def _inflated(block: bytes, file: BinaryIO) -> Iterator[bytes]:
     """Yields what a gzipped file holds: of one member after the other, as gzip allows."""
     while block:
-        member = zlib.decompressobj(wbits=31)
+        begins, given = file.tell() - len(block), 0
+        member = isal_zlib.decompressobj(wbits=31)
         while not member.eof:
             if not block and not (block := file.read(_CHUNK_BYTES)):
                 raise _Broken("the gzip stream ends early")
-            before = member.copy()
             try:
                 chunk = member.decompress(block, _CHUNK_BYTES)
-            except zlib.error as error:
-                yield from _inflated_until_damage(before, block)
+            # Its type information takes the class for an instance.
+            except isal_zlib.IsalError as error:  # type: ignore[misc]
+                file.seek(begins)
+                yield from _inflated_until_damage(file, given)
                 raise _Broken(f"the gzip stream is damaged ({error})") from None
+            given += len(chunk)
             if chunk:
                 yield chunk
             block = member.unconsumed_tail
@@ -303,14 +242,24 @@ def _inflated(block: bytes, file: BinaryIO) -> Iterator[bytes]:
             raise _Broken("something else follows the gzip stream")
 
 
-def _inflated_until_damage(member: Any, block: bytes) -> Iterator[bytes]:
-    """Yields in small chunks what a call could not give because damage follows."""
-    try:
-        while chunk := member.decompress(block, 256):
-            yield chunk
+def _inflated_until_damage(file: BinaryIO, given: int) -> Iterator[bytes]:
+    """Yields in small chunks what a call could not give because damage follows.
+
+    Args:
+        file: At the beginning of the damaged member.
+        given: How much of what the member holds has been given already, in bytes.
+    """
+    member = zlib.decompressobj(wbits=31)
+    while block := file.read(_CHUNK_BYTES):
+        while block and not member.eof:
+            try:
+                chunk = member.decompress(block, 256)
+            except zlib.error:
+                return
             block = member.unconsumed_tail
-    except zlib.error:
-        return
+            if rest := chunk[max(0, given) :]:
+                yield rest
+            given -= len(chunk)
 
 
 class _Text:
@@ -543,17 +492,16 @@ class _Reading:
 
     def _add_waiting(self) -> None:
         """Makes columns of the events that wait, and writes them."""
-        numbers = list(map(_NUMBERS.get, map(_kind_of, self._waiting)))
-        if _NAMING in numbers:
-            self._lanes.note_names(self._waiting)
-            numbers = [None if number == _NAMING else number for number in numbers]
-        events = list(compress(self._waiting, numbers))
-        self._waiting = []
-        kind = np.array([number for number in numbers if number], np.int8) - 1
+        waiting, self._waiting = self._waiting, []
+        found = map(self._lanes.__getitem__, map(_place_of, waiting))
+        # The kind and the lane of each: one look-up for both.
+        places = np.fromiter(found, np.int64, len(waiting))
+        if (places == _NAMING).any():
+            self._lanes.note_names(waiting)
+        is_used = places >= 0
+        events, places = list(compress(waiting, is_used)), places[is_used]
+        kind, lane = (places % _KINDS).astype(np.int8), (places // _KINDS).astype(np.int32) - 1
         start_us, duration_us = _column("ts", events), _column("dur", events)
-        lane = np.fromiter(
-            map(self._lanes.__getitem__, map(_place_of, events)), np.int32, len(events)
-        )
         # All of them are false for NaN.
         usable = (np.abs(start_us) < _LATEST_US) & (duration_us >= 0) & (duration_us < _LATEST_US)
         usable &= lane >= 0
@@ -619,8 +567,12 @@ def _spread(values: Floats, where: npt.NDArray[np.bool_]) -> Floats:
     return spread
 
 
-class _Lanes(dict[tuple[str, int | str, int | str], int]):
-    """Numbers streams and threads as they are met: by category, pid and tid of an event."""
+class _Lanes(dict[_Place, int]):
+    """Gives kind and lane of an event as one number, by its ``ph``, ``cat``, ``pid`` and ``tid``.
+
+    It is ``(lane + 1) * _KINDS + kind``, with lane -1 where there are too many; or `_NAMING`,
+    or `_UNUSED`. Lanes, streams and threads, are numbered as they are met.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -628,16 +580,24 @@ class _Lanes(dict[tuple[str, int | str, int | str], int]):
         self._names: dict[tuple[str, str], str] = {}
         self._devices: list[int] = []
 
-    def __missing__(self, place: tuple[str, int | str, int | str]) -> int:
-        category, pid, tid = place
+    def __missing__(self, place: _Place) -> int:
+        number = self._number(*place)
+        # Bounded, whatever stands in a file.
+        if len(self) < _MOST_PLACES:
+            self[place] = number
+        return number
+
+    def _number(self, phase: str, category: str, pid: int | str, tid: int | str) -> int:
+        kind = _KIND_OF_CATEGORY.get(category) if phase == "X" else None
+        if kind is None:
+            return _NAMING if (phase, category) == ("M", "") else _UNUSED
         lane = (category in _GPU_CATEGORIES, pid, tid)
         if lane not in self._numbers:
             if len(self._numbers) == _MOST_LANES:
-                return -1
+                return KINDS.index(kind)
             self._numbers[lane] = len(self._numbers)
             self._devices.append(_gpu(pid) if lane[0] else CPU)
-        self[place] = number = self._numbers[lane]
-        return number
+        return (self._numbers[lane] + 1) * _KINDS + KINDS.index(kind)
 
     def devices(self) -> npt.NDArray[np.int32]:
         """Returns the device of each lane."""

@@ -14,6 +14,7 @@ import pytest
 
 from leverbench.errors import LeverbenchError
 from leverbench.profiling import events as events_module
+from leverbench.profiling import ranks as ranks_module
 from leverbench.profiling import reader as reader_module
 from leverbench.profiling.events import (
     KINDS,
@@ -24,7 +25,8 @@ from leverbench.profiling.events import (
     load_events,
     load_facts,
 )
-from leverbench.profiling.reader import events_path, read_events, read_ranks
+from leverbench.profiling.ranks import events_path, read_ranks
+from leverbench.profiling.reader import read_events
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 KERNEL = {
@@ -531,10 +533,10 @@ def test_a_reader_that_dies_is_one_message(tmp_path, monkeypatch, program, told)
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho no memory >&2\n{program}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(reader_module.sys, "executable", str(python))
+    monkeypatch.setattr(ranks_module.sys, "executable", str(python))
 
     with pytest.raises(LeverbenchError, match=rf"{told} \(no memory\)") as caught:
-        reader_module._read_in_process(tmp_path / "t.json", tmp_path / "events.parquet")
+        ranks_module._read_in_process(tmp_path / "t.json", tmp_path / "events.parquet")
     assert caught.value.where == str(tmp_path / "t.json")
 
 
