@@ -307,8 +307,6 @@ class TunedFiles(Protocol):
 class Engine(Api, Protocol):
     """A serving engine that leverbench can launch, and talks to by its own endpoints."""
 
-    # Its own kernel that reads tuned files.
-    tuned_files: TunedFiles
     # What the names of the engine's own environment variables begin with.
     env_prefix: str
     # The group of entry points in which the engine looks for plugins.
@@ -318,6 +316,11 @@ class Engine(Api, Protocol):
     # Lines of the log, one a rank: it begins to record a profile, and has written its trace.
     profile_begun_pattern: re.Pattern[str]
     profile_done_pattern: re.Pattern[str]
+
+    @property
+    def tuned_files(self) -> TunedFiles:
+        """Its own kernel that reads tuned files."""
+        ...
 
     def stop_grace_s(self, devices: Sequence[str]) -> float:
         """Returns the time between the request to stop and the kill, with no request in flight."""
