@@ -24,6 +24,7 @@ from leverbench.engines.base import (
     EngineIdentity,
     NoAnswer,
     TunedFiles,
+    Unread,
 )
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
 from leverbench.errors import LeverbenchError
@@ -337,6 +338,21 @@ class SGLang:
         folder = settings.env.get(_MOE_CONFIGS)
         if folder is not None and triton is not None:
             read_moe_configs(Path(folder), triton, device=device, version=version)
+
+    def why_files_not_read(
+        self,
+        settings: EngineSettings,
+        capability: tuple[int, int] | None,
+        config: Mapping[str, Any],
+    ) -> Unread | None:
+        """Looks at what runs the experts where SGLANG_MOE_CONFIG_DIR names files for them."""
+        from leverbench.engines.sglang_backends import why_moe_not_read
+        from leverbench.engines.sglang_shapes import has_fp4_experts
+
+        if _MOE_CONFIGS not in settings.env:
+            return None
+        fp4 = has_fp4_experts(config, settings.env)
+        return why_moe_not_read(capability, settings.args, fp4_experts=fp4)
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""

@@ -16,7 +16,7 @@ from leverbench.engines import (
     sglang_configs,
     sglang_shapes,
 )
-from leverbench.engines.base import FileProof, NotKnown, Unread
+from leverbench.engines.base import FileProof, Unread
 from leverbench.errors import LeverbenchError
 from leverbench.tuning.shapes import Alternative, GemmShape, LookedUp
 
@@ -69,7 +69,7 @@ class BlockGemmFiles:
         args: Mapping[str, Any],
         shapes: Sequence[GemmShape],
         env: Mapping[str, str],
-    ) -> Unread | NotKnown | None:
+    ) -> Unread | None:
         """Looks at the FP8 GEMM backend: Triton's kernel alone reads files."""
         return sglang_backends.why_not_read(version, capability, args, shapes, env)
 
