@@ -69,16 +69,10 @@ class _Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class _Arguments(msgspec.Struct, frozen=True, gc=False):
     """What an event's ``args`` tell. Numbers are doubles, so that NaN can mean none."""
 
-    correlation: float = _NONE
-    bytes: float = _NONE
     grid: _Extent = _Extent()
     block: _Extent = _Extent()
     registers: float = msgspec.field(name="registers per thread", default=_NONE)
     shared: float = msgspec.field(name="shared memory", default=_NONE)
-    blocks_per_sm: float = msgspec.field(name="blocks per SM", default=_NONE)
-    occupancy_percent: float = msgspec.field(name="est. achieved occupancy %", default=_NONE)
-    # The same in older versions, 0 to 1.
-    occupancy: float = msgspec.field(name="est. achieved occupancy", default=_NONE)
     # Of a thread or stream, in the event that names it.
     name: str = ""
 
@@ -119,7 +113,6 @@ _KINDS = len(KINDS)
 _NAMING, _UNUSED = -1, -2
 _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _KERNEL = KINDS.index("kernel")
-_COPIES = [KINDS.index("memcpy"), KINDS.index("memset")]
 
 # Our names of a GPU's properties.
 _PROPERTIES = {
@@ -534,24 +527,16 @@ def _column(attribute: str, records: Sequence[msgspec.Struct]) -> Floats:
 def _arguments(
     kind: npt.NDArray[np.int8], arguments: Sequence[_Arguments]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Returns the columns that only some kinds have."""
-    is_kernel, is_copy = kind == _KERNEL, np.isin(kind, _COPIES)
+    """Returns the columns that only kernels have."""
+    is_kernel = kind == _KERNEL
     kernels = list(compress(arguments, is_kernel))
-    copies = list(compress(arguments, is_copy))
-    percent = _column("occupancy_percent", kernels)
     of_kernels = {
         "grid_blocks": _product([kernel.grid for kernel in kernels]),
         "block_threads": _product([kernel.block for kernel in kernels]),
         "registers": _column("registers", kernels),
         "shared_bytes": _column("shared", kernels),
-        "blocks_per_sm": _column("blocks_per_sm", kernels),
-        "occupancy": np.where(np.isnan(percent), _column("occupancy", kernels), percent / 100),
     }
-    return {
-        "correlation": _column("correlation", arguments),
-        "bytes": _spread(_column("bytes", copies), is_copy),
-        **{name: _spread(values, is_kernel) for name, values in of_kernels.items()},
-    }
+    return {name: _spread(values, is_kernel) for name, values in of_kernels.items()}
 
 
 def _product(extents: Sequence[_Extent]) -> Floats:
