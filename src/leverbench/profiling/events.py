@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
         pa.field("name", pa.dictionary(pa.int32(), pa.string()), nullable=False),
         # Number of the GPU; -1 is the CPU.
         pa.field("device", pa.int32(), nullable=False),
-        # Number of the stream or thread, see `EventsFacts.lanes`.
+        # Number of the stream or thread.
         pa.field("lane", pa.int32(), nullable=False),
         pa.field("start_ns", pa.int64(), nullable=False),
         pa.field("duration_ns", pa.int64(), nullable=False),
@@ -71,23 +71,6 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lane:
-    """A stream of a GPU, or a thread.
-
-    Attributes:
-        device: Number of the GPU; -1 is the CPU.
-        name: For people.
-        pid: Of the process, as the trace has it; the GPU's number for a stream.
-        tid: Of the thread, as the trace has it; the stream's number for a stream.
-    """
-
-    device: int
-    name: str
-    pid: int | str
-    tid: int | str
-
-
-@dataclass(frozen=True)
 class EventsFacts:
     """What is known of a rank's trace beside its events; kept in the file's metadata.
 
@@ -97,7 +80,6 @@ class EventsFacts:
         truncated: Why the trace ends before its end; None for a whole one.
         rank: Of the process in its group, where the trace says so.
         devices: The GPUs: ``id``, ``name``, ``sm_count`` and their limits, null where not told.
-        lanes: Streams and threads by their number.
     """
 
     events: int
@@ -105,7 +87,6 @@ class EventsFacts:
     truncated: str | None
     rank: int | None
     devices: tuple[Mapping[str, Any], ...]
-    lanes: tuple[Lane, ...]
 
 
 class EventsWriter:
@@ -257,7 +238,6 @@ def load_facts(path: Path) -> EventsFacts:
                 truncated=found["truncated"],
                 rank=found["rank"],
                 devices=tuple(found["devices"]),
-                lanes=tuple(Lane(**lane) for lane in found["lanes"]),
             )
         except (LookupError, TypeError, ValueError):
             raise _no_events(path) from None

@@ -32,7 +32,6 @@ from leverbench.profiling.events import (
     EventsFacts,
     EventsWriter,
     Floats,
-    Lane,
     writing_events,
 )
 
@@ -73,8 +72,6 @@ class _Arguments(msgspec.Struct, frozen=True, gc=False):
     block: _Extent = _Extent()
     registers: float = msgspec.field(name="registers per thread", default=_NONE)
     shared: float = msgspec.field(name="shared memory", default=_NONE)
-    # Of a thread or stream, in the event that names it.
-    name: str = ""
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
@@ -109,8 +106,8 @@ _KIND_OF_CATEGORY = {
     "Trace": "recording",
 }
 _KINDS = len(KINDS)
-# In place of kind and lane: of an event that names a thread or stream, and of any other.
-_NAMING, _UNUSED = -1, -2
+# In place of kind and lane, of an event of no kind.
+_UNUSED = -1
 _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _KERNEL = KINDS.index("kernel")
 
@@ -397,7 +394,6 @@ class _Reading:
                 for device in (devices if isinstance(devices, list) else ())
                 if isinstance(device, dict)
             ),
-            lanes=self._lanes.named(),
         )
 
     def why_nothing(self) -> str:
@@ -489,8 +485,6 @@ class _Reading:
         found = map(self._lanes.__getitem__, map(_place_of, waiting))
         # The kind and the lane of each: one look-up for both.
         places = np.fromiter(found, np.int64, len(waiting))
-        if (places == _NAMING).any():
-            self._lanes.note_names(waiting)
         is_used = places >= 0
         events, places = list(compress(waiting, is_used)), places[is_used]
         kind, lane = (places % _KINDS).astype(np.int8), (places // _KINDS).astype(np.int32) - 1
@@ -555,14 +549,13 @@ def _spread(values: Floats, where: npt.NDArray[np.bool_]) -> Floats:
 class _Lanes(dict[_Place, int]):
     """Gives kind and lane of an event as one number, by its ``ph``, ``cat``, ``pid`` and ``tid``.
 
-    It is ``(lane + 1) * _KINDS + kind``, with lane -1 where there are too many; or `_NAMING`,
-    or `_UNUSED`. Lanes, streams and threads, are numbered as they are met.
+    It is ``(lane + 1) * _KINDS + kind``, with lane -1 where there are too many; or `_UNUSED`.
+    Lanes, streams and threads, are numbered as they are met.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[tuple[bool, int | str, int | str], int] = {}
-        self._names: dict[tuple[str, str], str] = {}
         self._devices: list[int] = []
 
     def __missing__(self, place: _Place) -> int:
@@ -575,7 +568,7 @@ class _Lanes(dict[_Place, int]):
     def _number(self, phase: str, category: str, pid: int | str, tid: int | str) -> int:
         kind = _KIND_OF_CATEGORY.get(category) if phase == "X" else None
         if kind is None:
-            return _NAMING if (phase, category) == ("M", "") else _UNUSED
+            return _UNUSED
         lane = (category in _GPU_CATEGORIES, pid, tid)
         if lane not in self._numbers:
             if len(self._numbers) == _MOST_LANES:
@@ -587,27 +580,6 @@ class _Lanes(dict[_Place, int]):
     def devices(self) -> npt.NDArray[np.int32]:
         """Returns the device of each lane."""
         return np.array(self._devices, np.int32)
-
-    def note_names(self, events: Sequence[_Event]) -> None:
-        """Notes what threads and streams are called."""
-        for event in events:
-            if event.ph == "M" and event.name == "thread_name" and event.args.name:
-                lane = str(event.pid), str(event.tid)
-                if len(self._names) < _MOST_LANES:
-                    self._names[lane] = event.args.name.strip()
-
-    def named(self) -> tuple[Lane, ...]:
-        """Returns all lanes by their number."""
-        return tuple(
-            Lane(
-                device=device,
-                name=self._names.get((str(pid), str(tid)))
-                or f"{'stream' if on_gpu else 'thread'} {tid}",
-                pid=pid,
-                tid=tid,
-            )
-            for (on_gpu, pid, tid), device in zip(self._numbers, self._devices, strict=True)
-        )
 
 
 def _gpu(pid: int | str) -> int:
@@ -679,7 +651,6 @@ def _event(value: Any) -> _Event:
     for extent in ("grid", "block"):
         if isinstance(given.get(extent), list):
             arguments[extent] = [_number(number) for number in given[extent][:3]]
-    arguments["name"] = str(given.get("name", ""))
     return _Event(
         ph=str(value.get("ph", "")),
         cat=str(value.get("cat", "")),
