@@ -79,7 +79,8 @@ class EventsFacts:
         left_out: How many events of the trace could not be used: no JSON, no such times, too long.
         truncated: Why the trace ends before its end; None for a whole one.
         rank: Of the process in its group, where the trace says so.
-        devices: The GPUs: ``id``, ``name``, ``sm_count`` and their limits, null where not told.
+        devices: The GPUs: ``id``, ``name``, ``sm_count``, ``compute_major`` and ``compute_minor``;
+            null where not told.
     """
 
     events: int

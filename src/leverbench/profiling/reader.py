@@ -118,15 +118,6 @@ _PROPERTIES = {
     "sm_count": "numSms",
     "compute_major": "computeMajor",
     "compute_minor": "computeMinor",
-    "warp_size": "warpSize",
-    "threads_per_block": "maxThreadsPerBlock",
-    "threads_per_sm": "maxThreadsPerMultiprocessor",
-    "registers_per_block": "regsPerBlock",
-    "registers_per_sm": "regsPerMultiprocessor",
-    "shared_bytes_per_block": "sharedMemPerBlock",
-    "shared_bytes_per_block_optin": "sharedMemPerBlockOptin",
-    "shared_bytes_per_sm": "sharedMemPerMultiprocessor",
-    "memory_bytes": "totalGlobalMem",
 }
 
 # Not strict: a number may be written as a text.

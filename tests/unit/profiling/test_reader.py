@@ -175,16 +175,14 @@ def test_every_kind_of_event_has_its_row(tmp_path):
 
 
 def test_devices_and_rank_are_told(tmp_path):
-    gpu = {"id": 1, "name": "H200", "numSms": 132, "warpSize": 32, "unknown": 3}
+    gpu = {"id": 1, "name": "H200", "numSms": 132, "computeMajor": 9, "unknown": 3}
     facts, _ = read(
         tmp_path / "trace",
         document(KERNEL, deviceProperties=[gpu], distributedInfo={"rank": 3, "world_size": 8}),
     )
 
-    (device,) = facts.devices
-    assert (device["id"], device["name"], device["sm_count"]) == (1, "H200", 132)
-    assert device["warp_size"] == 32
-    assert device["registers_per_sm"] is None
+    known = {"id": 1, "name": "H200", "sm_count": 132, "compute_major": 9}
+    assert facts.devices == ({**known, "compute_minor": None},)
     assert facts.rank == 3
 
 
