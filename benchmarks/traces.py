@@ -55,13 +55,21 @@ folder, answers, *traces = map(Path, sys.argv[1:])
 began = time.monotonic()
 ranks = {str(number): path for number, path in enumerate(traces)}
 read_ranks(ranks, folder)
-from leverbench.profiling.events import DEVICE_KINDS, busy_and_idle, kernel_totals, load_events
+from leverbench.profiling.events import DEVICE_KINDS, load_events
+from leverbench.profiling.intervals import merge, sum_by
 answer = {}
 for rank in ranks:
-    columns = ["name", "device", "start_ns", "duration_ns"]
+    columns = ["name", "start_ns", "duration_ns"]
     events = load_events(events_path(folder, rank), columns, DEVICE_KINDS)
-    totals = {name: ns / 1e3 for name, ns in kernel_totals(events).items()}
-    answer[rank] = {"totals_us": totals, "idle_share": busy_and_idle(events).idle_share}
+    is_kernel = events.of_kinds({"kernel"})
+    name, duration_ns = events["name"][is_kernel], events["duration_ns"][is_kernel]
+    sums_ns = sum_by(name, duration_ns, len(events.names)).tolist()
+    totals = {name: ns / 1e3 for name, ns in zip(events.names, sums_ns) if ns}
+    # The traces have one GPU.
+    start_ns = events["start_ns"]
+    starts_ns, ends_ns, _ = merge(start_ns, start_ns + events["duration_ns"])
+    busy_share = (ends_ns - starts_ns).sum() / (ends_ns[-1] - starts_ns[0])
+    answer[rank] = {"totals_us": totals, "idle_share": float(1 - busy_share)}
 answers.write_text(json.dumps({"ranks": answer, "seconds": time.monotonic() - began}))
 """
 HTA = """

@@ -2,8 +2,7 @@
 
 Standard input: a list of ``[config.json, command line, whether the draft model is meant]``. Each
 is built on the meta device as rank 0 of its ``--tp-size``, in a process of its own. Standard
-output: a line for each, ``{"layers": {name: [N, K]}, "experts": [E, N] or null}``: the layers whose
-weight is FP8 in blocks, and the FP8 experts of a layer.
+output: a line for each, ``{name: [N, K]}``: the layers whose weight is FP8 in blocks.
 """
 
 import json
@@ -41,7 +40,7 @@ def main() -> None:
             sys.exit(1)
 
 
-def build(config: dict[str, Any], argv: list[str], draft: bool) -> dict[str, Any]:
+def build(config: dict[str, Any], argv: list[str], draft: bool) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's layers."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
@@ -59,14 +58,12 @@ def build(config: dict[str, Any], argv: list[str], draft: bool) -> dict[str, Any
                 LoadConfig(load_format="dummy"),
                 Fp8Config.from_config(config["quantization_config"]),
             )
-    layers, experts = {}, None
+    layers = {}
     for name, module in model.named_modules():
         method = type(getattr(module, "quant_method", None)).__name__
         if method == "Fp8LinearMethod" and module.quant_method.block_quant:
             layers.setdefault(".".join(name.split(".")[-2:]), tuple(module.weight.shape))
-        elif method == "Fp8MoEMethod":
-            experts = [module.w2_weight.shape[0], module.w2_weight.shape[2]]
-    return {"layers": layers, "experts": experts}
+    return layers
 
 
 def join_alone(size: int) -> None:

@@ -12,7 +12,6 @@ from leverbench.engines.base import (
     EngineIdentity,
     FileProof,
     NoAnswer,
-    NotKnown,
     TunedFiles,
     Unread,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "EngineIdentity",
     "FileProof",
     "NoAnswer",
-    "NotKnown",
     "TunedFiles",
     "Unread",
     "api_of",

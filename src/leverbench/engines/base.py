@@ -141,27 +141,12 @@ class Unread:
         message: What is the matter, as a sentence without a final full stop.
         cure: What to change in the campaign.
         certain: Whether that follows from version, GPU and arguments; else it is likely, and
-            depends on what is installed or on a default of the model's.
-        unread: Shapes whose file would not be read.
-        read: The others.
+            depends on what is installed, on a default of the model's, or on what is not known.
     """
 
     message: str
     cure: str
     certain: bool
-    unread: tuple[GemmShape, ...] = ()
-    read: tuple[GemmShape, ...] = ()
-
-
-@dataclass(frozen=True)
-class NotKnown:
-    """It cannot be said whether a server would look at tuned files.
-
-    Attributes:
-        reason: What is missing, as a sentence without a final full stop.
-    """
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -234,7 +219,7 @@ class TunedFiles(Protocol):
         args: Mapping[str, Any],
         shapes: Sequence[GemmShape],
         env: Mapping[str, str],
-    ) -> Unread | NotKnown | None:
+    ) -> Unread | None:
         """Tells whether a server would look for the files; None where it would for each."""
         ...
 
@@ -307,8 +292,6 @@ class TunedFiles(Protocol):
 class Engine(Api, Protocol):
     """A serving engine that leverbench can launch, and talks to by its own endpoints."""
 
-    # Its own kernel that reads tuned files.
-    tuned_files: TunedFiles
     # What the names of the engine's own environment variables begin with.
     env_prefix: str
     # The group of entry points in which the engine looks for plugins.
@@ -318,6 +301,11 @@ class Engine(Api, Protocol):
     # Lines of the log, one a rank: it begins to record a profile, and has written its trace.
     profile_begun_pattern: re.Pattern[str]
     profile_done_pattern: re.Pattern[str]
+
+    @property
+    def tuned_files(self) -> TunedFiles:
+        """Its own kernel that reads tuned files."""
+        ...
 
     def stop_grace_s(self, devices: Sequence[str]) -> float:
         """Returns the time between the request to stop and the kill, with no request in flight."""
@@ -399,6 +387,24 @@ class Engine(Api, Protocol):
 
         Raises:
             LeverbenchError: The server would fail for them, or not read them.
+        """
+        ...
+
+    def why_files_not_read(
+        self,
+        settings: EngineSettings,
+        capability: tuple[int, int] | None,
+        config: Mapping[str, Any],
+    ) -> Unread | None:
+        """Tells whether a server would look at the files that its settings name, as `check_files`.
+
+        Args:
+            settings: The server's.
+            capability: The GPU's compute capability; None where not known.
+            config: The model's config.json; empty where not known.
+
+        Returns:
+            None where it would, or where they name none.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""SGLang: command line, endpoints, log lines. Checked with 0.5.23."""
+"""SGLang: command line, endpoints, log lines. The tests start 0.5.23."""
 
 import difflib
 import hashlib
@@ -24,14 +24,9 @@ from leverbench.engines.base import (
     EngineIdentity,
     NoAnswer,
     TunedFiles,
+    Unread,
 )
 from leverbench.engines.http import chat, chat_text, fetch, fetch_json
-from leverbench.engines.sglang_configs import (
-    read_moe_configs,
-    read_moe_file,
-    write_moe_configs,
-)
-from leverbench.engines.sglang_tuned import BlockGemmFiles
 from leverbench.errors import LeverbenchError
 from leverbench.load.endpoint import Request, StreamSummary
 
@@ -154,7 +149,6 @@ class SGLang:
     ready_path = "/health"
     env_prefix = "SGLANG_"
     plugin_group = "sglang.srt.plugins"
-    tuned_files: TunedFiles = BlockGemmFiles()
     compile_pattern = re.compile(
         r"Capture .*graph (begin|end)|JIT|[Aa]utotun|torch\.compile|Compiling", re.IGNORECASE
     )
@@ -314,8 +308,18 @@ class SGLang:
         ids = choice.get("response_token_ids")
         return Answer(chat_text(choice), None if ids is None else tuple(ids))
 
+    # What reads tuned files is imported where it is used: most jobs have none.
+    @property
+    def tuned_files(self) -> TunedFiles:
+        """The files of the block-scaled FP8 GEMM."""
+        from leverbench.engines.sglang_tuned import BlockGemmFiles
+
+        return BlockGemmFiles()
+
     def lay_out_moe_files(self, files: Sequence[Path], triton: str, root: Path) -> list[Path]:
         """Writes them below ``configs/triton_X_Y_Z/``, for SGLANG_MOE_CONFIG_DIR."""
+        from leverbench.engines.sglang_configs import read_moe_file, write_moe_configs
+
         read = dict(read_moe_file(path, device=None, version=None) for path in files)
         devices = sorted({name.device for name in read})
         if len(devices) > 1:
@@ -329,9 +333,26 @@ class SGLang:
         self, settings: EngineSettings, device: str, version: str | None, triton: str | None
     ) -> None:
         """Looks at the fused MoE's files where SGLANG_MOE_CONFIG_DIR names a folder."""
+        from leverbench.engines.sglang_configs import read_moe_configs
+
         folder = settings.env.get(_MOE_CONFIGS)
         if folder is not None and triton is not None:
             read_moe_configs(Path(folder), triton, device=device, version=version)
+
+    def why_files_not_read(
+        self,
+        settings: EngineSettings,
+        capability: tuple[int, int] | None,
+        config: Mapping[str, Any],
+    ) -> Unread | None:
+        """Looks at what runs the experts where SGLANG_MOE_CONFIG_DIR names files for them."""
+        from leverbench.engines.sglang_backends import why_moe_not_read
+        from leverbench.engines.sglang_shapes import has_fp4_experts
+
+        if _MOE_CONFIGS not in settings.env:
+            return None
+        fp4 = has_fp4_experts(config, settings.env)
+        return why_moe_not_read(capability, settings.args, fp4_experts=fp4)
 
     def flush_cache(self, at: Address, timeout_s: float) -> None:
         """Empties the prefix cache; SGLang refuses with 400 while a request runs."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leverbench.engines.base import NotKnown, Unread
+from leverbench.engines.base import Unread
 from leverbench.engines.sglang_configs import release
 from leverbench.tuning.shapes import GemmShape
 
@@ -56,7 +56,7 @@ def why_not_read(
     args: Mapping[str, Any],
     shapes: Sequence[GemmShape],
     env: Mapping[str, str] | None = None,
-) -> Unread | NotKnown | None:
+) -> Unread | None:
     """Tells whether a server would look for tuned files of its FP8 block GEMMs.
 
     Args:
@@ -79,9 +79,9 @@ def why_not_read(
         numbers = release(version)
         if numbers is None or capability is None:
             missing = "GPU's compute capability" if numbers else "engine's version"
-            return NotKnown(f"{_GEMM} is auto, and the {missing} is not known")
+            return _unknown(f"the {missing} is not known")
         if numbers < _OLDEST_READ:
-            return NotKnown(f"{_GEMM} is auto, and what {version} makes of it is not known")
+            return _unknown(f"what {version} makes of it is not known")
         route = _automatic(numbers, capability[0], env or {}, bf16)
     taken = tuple(shape for shape in shapes if route and route.takes(shape))
     if route and taken:
@@ -89,50 +89,53 @@ def why_not_read(
         which = "these files" if not left else f"the files for {_listed(taken)}"
         others = f"; Triton does {_listed(left)}, and reads theirs" if left else ""
         message = f"{which} would not be read: {route.why}, and {route.kernel} has no use for them"
-        return Unread(f"{message}{others}", _cure(_GEMM), route.certain, taken, left)
+        return Unread(f"{message}{others}", _cure(_GEMM), route.certain)
     if args.get("enable-torch-compile"):
         message = "these files would not be read in what torch.compile compiles: there is no lookup"
-        return Unread(message, "Remove enable-torch-compile.", False, tuple(shapes))
+        return Unread(message, "Remove enable-torch-compile.", False)
     return None
 
 
 def why_moe_not_read(
     capability: tuple[int, int] | None, args: Mapping[str, Any], *, fp4_experts: bool
-) -> Unread | NotKnown | None:
+) -> Unread | None:
     """Tells whether a server would look for tuned files of its fused MoE kernel.
 
     Args:
         capability: The GPU's compute capability.
         args: The server's arguments, as a campaign has them.
-        fp4_experts: Whether the routed experts are in FP4, as DeepSeek-V4's are.
+        fp4_experts: Whether the routed experts are likely in FP4, as DeepSeek-V4's are.
 
     Returns:
         None where they would be read.
     """
-    unread = "these files would not be read"
+    unread = "the files in SGLANG_MOE_CONFIG_DIR would not be read"
     if fp4_experts:
         cure = "Do without them; they are for FP8, INT8 and unquantized experts."
-        return Unread(f"{unread}: FP4 experts never reach Triton's kernel", cure, True)
+        return Unread(f"{unread}: FP4 experts never reach Triton's kernel", cure, False)
     if args.get("enable-deterministic-inference"):
         cure = "Remove enable-deterministic-inference."
         return Unread(f"{unread}: deterministic inference takes the default config", cure, True)
     runner = str(args.get(_MOE) or "auto")
-    if runner in ("flashinfer_cutlass", "flashinfer_cutedsl"):
-        return NotKnown(f"{_MOE} is {runner}, which leaves FP8 experts to Triton in some versions")
     if runner not in ("auto", "triton"):
-        return Unread(f"{unread}: {_MOE} is {runner}", _cure(_MOE), True)
+        # These two leave FP8 experts to Triton in some versions.
+        certain = runner not in ("flashinfer_cutlass", "flashinfer_cutedsl")
+        return Unread(f"{unread}: {_MOE} is {runner}", _cure(_MOE), certain)
     if runner == "triton":
         return None
     exchange = str(args.get("moe-a2a-backend") or "none")
     if exchange != "none":
         why = f"with moe-a2a-backend {exchange} auto is another runner, mostly DeepGEMM"
         return Unread(f"{unread}: {why}", _cure(_MOE), False)
-    if capability is None:
-        return NotKnown(f"{_MOE} is auto, and the GPU's compute capability is not known")
-    if capability[0] == 10:
+    if capability is not None and capability[0] == 10:
         why = "on this GPU auto is FlashInfer for most models"
         return Unread(f"{unread}: {why}", _cure(_MOE), False)
     return None
+
+
+def _unknown(missing: str) -> Unread:
+    why = f"{_GEMM} is auto, mostly another kernel, and {missing}"
+    return Unread(f"these files would not be read: {why}", _cure(_GEMM), False)
 
 
 def _explicit(asked: str, bf16: bool) -> _Route:
@@ -186,7 +189,7 @@ def _trtllm(bf16: bool) -> Callable[[GemmShape], bool]:
 
 
 def _cure(argument: str) -> str:
-    return f"Set args: {{{argument}: triton}} in the variant, or do not tune for it."
+    return f"Set args: {{{argument}: triton}} in the variant, or do without these files."
 
 
 def _listed(shapes: Sequence[GemmShape]) -> str:

@@ -25,8 +25,8 @@ _ENGINE_LINE = re.compile(
     rf" (?P<path>.*?{_FILE_NAME})(?(hit) for W8A8 Block FP8 kernel)"
 )
 _PLUGIN_LINE = re.compile(
-    r"leverbench: w8a8-block-fp8 rank (?P<rank>\S+) process (?P<pid>\d+)"
-    r" N=(?P<n>\d+) K=(?P<k>\d+) block=\[(?P<block_n>\d+), (?P<block_k>\d+)\]: "
+    r"leverbench: w8a8-block-fp8 rank \S+ process (?P<pid>\d+)"
+    r" N=(?P<n>\d+) K=(?P<k>\d+) block=\[\d+, \d+\]: "
     r"(?:(?P<answer>served (?P<digest>[0-9a-f]{16})|not here|refused, (?P<detail>.*))"
     r"|first use of M=(?P<m>\d+))"
 )
@@ -40,36 +40,22 @@ class Answer(StrEnum):
     REFUSED = "refused"
 
 
-class Source(StrEnum):
-    """Where a rank has the configs of a shape from."""
-
-    OURS = "our file"
-    ENGINE_FILE = "the engine's own file"
-    DEFAULT = "the engine's default"
-
-
 @dataclass(frozen=True)
 class TunedFileLine:
     """A shape's first lookup in a process with our plugin.
 
     Attributes:
-        rank: As in `LookedUp`.
         pid: The process.
         n: Rows of the weight: N.
         k: Its columns: K.
-        block_n: Rows that share a scale.
-        block_k: Columns that share a scale.
         answer: What was done.
         digest: First 16 hex digits of the SHA-256 of the file that was served; else None.
         detail: Why it was refused; else None.
     """
 
-    rank: str | None
     pid: int
     n: int
     k: int
-    block_n: int
-    block_k: int
     answer: Answer
     digest: str | None
     detail: str | None
@@ -80,14 +66,12 @@ class FirstUse:
     """A config of a served file that a process has launched the kernel with, or captured it.
 
     Attributes:
-        rank: As in `LookedUp`.
         pid: The process.
         n: Rows of the weight: N.
         k: Its columns: K.
         m: The config's M, which is the nearest to that of the launch.
     """
 
-    rank: str | None
     pid: int
     n: int
     k: int
@@ -116,12 +100,9 @@ def tuned_file_lines(log: str) -> list[TunedFileLine]:
     """Returns what our plugin told of each shape in each process, in the log's order."""
     return [
         TunedFileLine(
-            rank=_rank(match),
             pid=int(match["pid"]),
             n=int(match["n"]),
             k=int(match["k"]),
-            block_n=int(match["block_n"]),
-            block_k=int(match["block_k"]),
             answer=_answer(match),
             digest=match["digest"],
             detail=match["detail"],
@@ -134,39 +115,10 @@ def tuned_file_lines(log: str) -> list[TunedFileLine]:
 def first_uses(log: str) -> list[FirstUse]:
     """Returns the configs of served files that were used, in the log's order."""
     return [
-        FirstUse(_rank(match), int(match["pid"]), int(match["n"]), int(match["k"]), int(match["m"]))
+        FirstUse(int(match["pid"]), int(match["n"]), int(match["k"]), int(match["m"]))
         for match in _PLUGIN_LINE.finditer(log)
         if match["m"]
     ]
-
-
-def sources(log: str) -> dict[tuple[int, int], dict[str | None, Source | None]]:
-    """Returns where each rank has each shape's configs from.
-
-    Returns:
-        By (N, K), for each shape that some rank has looked up; then by rank, for each rank that
-        the log names; None where the log does not tell.
-    """
-    ours, engine = tuned_file_lines(log), looked_up(log)
-    lines: list[TunedFileLine | LookedUp] = [*ours, *engine]
-    missed = {(line.n, line.k, line.rank) for line in engine if not line.hit}
-    # On rank 0 alone. Another that was left to the engine and did not miss has found the same file.
-    hit = {(line.n, line.k) for line in engine if line.hit}
-    hit_here = {(line.n, line.k, line.rank) for line in engine if line.hit}
-    left = {(line.n, line.k, line.rank) for line in ours if line.answer != Answer.SERVED}
-    served = {(line.n, line.k, line.rank) for line in ours if line.answer == Answer.SERVED}
-
-    def source(n: int, k: int, rank: str | None) -> Source | None:
-        at = (n, k, rank)
-        if at in missed:
-            return Source.DEFAULT
-        if at in hit_here or (at in left and (n, k) in hit):
-            return Source.ENGINE_FILE
-        return Source.OURS if at in served else None
-
-    ranks = dict.fromkeys(line.rank for line in lines)
-    shapes = dict.fromkeys((line.n, line.k) for line in lines)
-    return {(n, k): {rank: source(n, k, rank) for rank in ranks} for n, k in shapes}
 
 
 def applied_files(log: str, expected: Mapping[tuple[int, int], str], ranks: int) -> list[FileProof]:
@@ -228,7 +180,3 @@ def _answer(match: re.Match[str]) -> Answer:
     if match["digest"]:
         return Answer.SERVED
     return Answer.REFUSED if match["detail"] else Answer.LEFT
-
-
-def _rank(match: re.Match[str]) -> str | None:
-    return None if match["rank"] == "-" else match["rank"]

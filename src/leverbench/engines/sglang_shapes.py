@@ -6,7 +6,6 @@ lookup for its (N, K) on a rank, as long as the Triton backend serves it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from leverbench.errors import LeverbenchError
@@ -66,24 +65,6 @@ _PREFILL_ONLY = "kv_b_proj"
 _FUSE_WQA_WKV = "SGLANG_OPT_FUSE_WQA_WKV"
 _SHARED_EXPERT_TP1 = "SGLANG_SHARED_EXPERT_TP1"
 _FP4_EXPERTS = "SGLANG_DSV4_FP4_EXPERTS"
-_NO_ENV: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class MoeShape:
-    """The experts of a rank, as tuned files of the fused MoE kernel are named.
-
-    Attributes:
-        e: Experts of a rank, fused shared ones among them.
-        n: Inputs of the down projection on a rank.
-        block_n: Outputs that share a scale.
-        block_k: Inputs that share a scale.
-    """
-
-    e: int
-    n: int
-    block_n: int
-    block_k: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,6 @@ class _Settings:
         attention: How attention is split.
         dense: How MLPs that are no experts are split.
         shared: How shared experts are split.
-        experts: How each routed expert is split.
         expert_groups: Over how many groups of ranks routed experts are spread.
     """
 
@@ -115,7 +95,6 @@ class _Settings:
     attention: _Split
     dense: _Split
     shared: _Split
-    experts: _Split
     expert_groups: int
 
     def flag(self, name: str) -> bool:
@@ -240,50 +219,6 @@ def _derivable(
             yield Alternative(because, gemm_shapes(config, args, env))
         except LeverbenchError:
             continue  # no server runs like that
-
-
-def moe_config_shape(
-    config: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, str] = _NO_ENV
-) -> MoeShape | None:
-    """Returns what tuned files of the fused MoE kernel are looked up by.
-
-    Arguments and errors as of `gemm_shapes`.
-
-    Returns:
-        The shape, or None where no such file is read: `why_no_moe_config` says why.
-    """
-    if why_no_moe_config(config, args, env):
-        return None
-    settings = _settings(config, args, env)
-    key = "num_experts" if config["model_type"] == "qwen3_moe" else "n_routed_experts"
-    routed = _number(config, key) + _count(settings.args, "ep-num-redundant-experts", 0)
-    groups = _Split(settings.expert_groups, "Choose an ep-size that divides the experts.")
-    shared = _number(config, "n_shared_experts") if _shared_is_fused(config, settings) else 0
-    width = _number(config, "moe_intermediate_size")
-    block_n, block_k = settings.block
-    n = _part("moe_intermediate_size", width, settings.experts, block_n, merged=True)
-    _part("moe_intermediate_size", width, settings.experts, block_k)
-    return MoeShape(_part(key, routed, groups, 1) + shared, n, *settings.block)
-
-
-def why_no_moe_config(
-    config: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, str] = _NO_ENV
-) -> str | None:
-    """Returns why no tuned file of the fused MoE kernel is read, as a sentence; None if one is.
-
-    Arguments and errors as of `gemm_shapes`.
-    """
-    _settings(config, args, env)
-    if config["model_type"] == "qwen3" or not (
-        config.get("n_routed_experts") or config.get("num_experts")
-    ):
-        return "The model has no experts."
-    if config["model_type"] == "deepseek_v4" and _has_fp4_experts(config, env):
-        return (
-            "The experts are FP4 and never reach the fused MoE kernel. Set"
-            f" {_FP4_EXPERTS} to 0 where the checkpoint's experts are FP8."
-        )
-    return None
 
 
 def captured_sizes(args: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -496,9 +431,14 @@ def _shared_is_fused(config: Mapping[str, Any], settings: _Settings) -> bool:
     )
 
 
-def _has_fp4_experts(config: Mapping[str, Any], env: Mapping[str, str]) -> bool:
-    """As far as the configuration tells; without the variable the engine asks the weights."""
-    method = config["quantization_config"].get("routed_experts_quant_method")
+def has_fp4_experts(config: Mapping[str, Any], env: Mapping[str, str]) -> bool:
+    """Whether routed experts are FP4, as far as a model's config.json and the variables tell.
+
+    Without the variable the engine asks the weights.
+    """
+    if config.get("model_type") != "deepseek_v4":
+        return False
+    method = (config.get("quantization_config") or {}).get("routed_experts_quant_method")
     return method == "mxfp4" if method is not None else _is_on(env, _FP4_EXPERTS, True)
 
 
@@ -548,7 +488,6 @@ def _settings(
         attention=_Split(tp_size // attention, f"{smaller}, or a larger attn-dp-size."),
         dense=_Split(1 if whole_dense else tp_size, f"{smaller}, or moe-dense-tp-size 1."),
         shared=_Split(1 if whole_shared else tp_size, f"{smaller}, or set {_SHARED_EXPERT_TP1}=1."),
-        experts=_Split(tp_size // experts, f"{smaller}, or a larger ep-size."),
         expert_groups=groups,
     )
 

@@ -1,11 +1,7 @@
 """SGLang's block-scaled FP8 GEMM, whose Triton kernel reads its parameters from files."""
 
-import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +12,12 @@ from leverbench.engines import (
     sglang_configs,
     sglang_shapes,
 )
-from leverbench.engines.base import FileProof, NotKnown, Unread
+from leverbench.engines.base import FileProof, Unread
+from leverbench.engines.interpreters import facts_of
 from leverbench.errors import LeverbenchError
 from leverbench.tuning.shapes import Alternative, GemmShape, LookedUp
 
 _BLOCK = (128, 128)
-_TIMEOUT_S = 120
 
 
 class BlockGemmFiles:
@@ -69,20 +65,22 @@ class BlockGemmFiles:
         args: Mapping[str, Any],
         shapes: Sequence[GemmShape],
         env: Mapping[str, str],
-    ) -> Unread | NotKnown | None:
+    ) -> Unread | None:
         """Looks at the FP8 GEMM backend: Triton's kernel alone reads files."""
         return sglang_backends.why_not_read(version, capability, args, shapes, env)
 
     def source(self, settings: EngineSettings) -> str | None:
         """Returns the digest of the kernel's module and of the files that come with it."""
-        return _asked(settings.python, settings.wrapper, "")["source"]
+        found = facts_of(_in_package, settings.python, settings.wrapper, "")
+        return found["source"] if found else None
 
     def shipped(
         self, settings: EngineSettings, n: int, k: int, device: str
     ) -> dict[int, dict[str, int]]:
         """Returns what the engine brings along for a shape on a device, by M; empty for none."""
         name = sglang_configs.file_name(n, k, device, _BLOCK)
-        text = _asked(settings.python, settings.wrapper, name)["shipped"]
+        found = facts_of(_in_package, settings.python, settings.wrapper, name)
+        text = found["shipped"] if found else None
         if text is None:
             return {}
         return {int(m): dict(config) for m, config in json.loads(text).items()}
@@ -127,29 +125,6 @@ class BlockGemmFiles:
     ) -> list[FileProof]:
         """Reads the plugin's lines, and the engine's own about the same shapes."""
         return sglang_config_lines.applied_files(log, expected, ranks)
-
-
-@cache
-def _asked(python: str | None, wrapper: tuple[str, ...], name: str) -> dict[str, str | None]:
-    """Returns what `_in_package` does in an engine's interpreter, asked once a process."""
-    if python is None and not wrapper:
-        return _in_package(name)
-    source = (
-        f"{inspect.getsource(_in_package)}\nimport json\nprint(json.dumps(_in_package({name!r})))"
-    )
-    try:
-        done = subprocess.run(
-            [*wrapper, python or sys.executable, "-c", source],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        # That it does not run is said where the engine is asked for.
-        return {"source": None, "shipped": None}
 
 
 def _in_package(name: str) -> dict[str, str | None]:

@@ -2,27 +2,22 @@
 
 import ast
 import hashlib
-import importlib.metadata
-import inspect
-import json
 import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from leverbench import records
 from leverbench.campaign.model import Engine as EngineSettings
 from leverbench.engines import get_engine
+from leverbench.engines.interpreters import Facts, facts_of
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import MANIFEST, MODULE, Kernel
 from leverbench.serving.devices import nvidia_smi
@@ -48,7 +43,6 @@ _NVCC = "/usr/local/cuda/bin/nvcc"
 _COMPILED = {".c", ".cc", ".cpp", ".cxx", ".cu"}
 _CHOOSES_GPU = ("-arch", "-gencode", "--gpu-architecture", "--generate-code")
 
-_INTERPRETER_TIMEOUT_S = 120
 _LINES_SHOWN = 20
 # g++ and clang: ``FILE:LINE:COLUMN: error: TEXT``; nvcc: ``FILE(LINE): error: TEXT``.
 _AT_LINE = re.compile(r"(?P<file>[^\s:(]+)[:(](?P<line>\d+)\S*\s+(?:fatal )?error:? *(?P<said>.*)")
@@ -165,32 +159,17 @@ def build(kernel: Kernel, toolchain: Toolchain, folder: Path) -> None:
     records.write_record(folder / RECORD, record)
 
 
-@cache
-def interpreter(python: str | None, wrapper: tuple[str, ...]) -> dict[str, str | None]:
-    """Returns what `_packages` does in an engine's interpreter, asked once a process."""
-    if python is None and not wrapper:
-        return _packages()
-    source = (
-        "import importlib.metadata, json, sysconfig\n"
-        f"{inspect.getsource(_packages)}\nprint(json.dumps(_packages()))"
-    )
-    try:
-        done = subprocess.run(
-            [*wrapper, python or sys.executable, "-c", source],
-            capture_output=True,
-            text=True,
-            timeout=_INTERPRETER_TIMEOUT_S,
-            check=True,
-        )
-        found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        # That it does not run is said where the engine is asked for.
-        return {"abi": None, "torch": None, "triton": None}
+def interpreter(python: str | None, wrapper: tuple[str, ...]) -> Facts:
+    """Returns what `_packages` does in an engine's interpreter."""
+    nothing: Facts = {"abi": None, "torch": None, "triton": None}
+    return facts_of(_packages, python, wrapper) or nothing
 
 
 def _packages() -> dict[str, str | None]:
     """Returns the ABI of this interpreter, and the versions that it has of torch and Triton."""
+    import importlib.metadata
+    import sysconfig
+
     found = {"abi": sysconfig.get_config_var("SOABI"), "torch": None, "triton": None}
     for name in ("torch", "triton"):
         try:

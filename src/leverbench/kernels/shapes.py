@@ -71,8 +71,17 @@ def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
                 listed if name in campaign.kernels else (),
                 engine.env,
             )
-            if isinstance(problem, Unread):
+            if problem:
                 yield variant.name, problem
+    try:
+        config = _model_config(campaign) or {}
+    except LeverbenchError:
+        config = {}  # told where the model is checked
+    for variant in campaign.variants.values():
+        engine = variant.engine
+        problem = get_engine(engine.name).why_files_not_read(engine, capability, config)
+        if problem:
+            yield variant.name, problem
 
 
 def _gpu(campaign: Campaign) -> tuple[str | None, tuple[int, int] | None]:
@@ -215,23 +224,32 @@ def _derived(campaign: Campaign, kernel: Kernel, variant: Variant) -> tuple[Gemm
 
 
 def _config(campaign: Campaign, kernel: Kernel) -> dict[str, Any]:
+    config = _model_config(campaign)
+    if config is None:
+        raise LeverbenchError(
+            f"the shapes of {kernel.name} come from the model's config.json, and there is none",
+            where=" or ".join(map(str, _config_places(campaign))),
+            cure="Name a copy of it in model: config:, or list them in kernels:"
+            f" {kernel.name}: shapes:.",
+        )
+    return config
+
+
+def _model_config(campaign: Campaign) -> dict[str, Any] | None:
     """Returns the model's config.json: the model's own, else the one that the campaign names."""
+    for path in filter(Path.exists, _config_places(campaign)):
+        try:
+            return dict(json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise LeverbenchError(
+                f"not a model's configuration ({error})", where=str(path), cure="Fetch it anew."
+            ) from None
+    return None
+
+
+def _config_places(campaign: Campaign) -> list[Path]:
     places = [Path(campaign.model_path, "config.json")] if campaign.model_path else []
-    places += [Path(campaign.model_config)] if campaign.model_config else []
-    for path in places:
-        if path.exists():
-            try:
-                return dict(json.loads(path.read_bytes()))
-            except (OSError, ValueError, TypeError) as error:
-                raise LeverbenchError(
-                    f"not a model's configuration ({error})", where=str(path), cure="Fetch it anew."
-                ) from None
-    raise LeverbenchError(
-        f"the shapes of {kernel.name} come from the model's config.json, and there is none",
-        where=" or ".join(map(str, places)),
-        cure="Name a copy of it in model: config:, or list them in kernels:"
-        f" {kernel.name}: shapes:.",
-    )
+    return places + ([Path(campaign.model_config)] if campaign.model_config else [])
 
 
 def _lookup(campaign: Campaign, kernel: Kernel, variant: Variant) -> tuple[Path, Launch]:

@@ -105,7 +105,7 @@ def profile(
         records.write_record(summary, {**about, **empty})
         return
     write_table(kernels, captured.rows, about)
-    records.write_record(summary, _record(about, launch, captured))
+    records.write_record(summary, _record(about, captured))
     seconds = round(time.monotonic() - began - captured.timing_s["lease"], 3)
     note_history("profile", seconds, launch.campaign)
     parts = [f"{part['category']} {part['share']:.0%}" for part in captured.totals["categories"]]
@@ -440,7 +440,7 @@ def _failed_requests(detail: str) -> PassingFailure:
     return PassingFailure(reason, detail, retry=INVALID[reason].retry)
 
 
-def _record(about: Mapping[str, Any], launch: Launch, captured: Captured) -> dict[str, Any]:
+def _record(about: Mapping[str, Any], captured: Captured) -> dict[str, Any]:
     evidence = captured.session.evidence
     return {
         **about,

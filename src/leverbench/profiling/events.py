@@ -43,33 +43,23 @@ SCHEMA = pa.schema(
         pa.field("name", pa.dictionary(pa.int32(), pa.string()), nullable=False),
         # Number of the GPU; -1 is the CPU.
         pa.field("device", pa.int32(), nullable=False),
-        # Number of the stream or thread, see `EventsFacts.lanes`.
+        # Number of the stream or thread.
         pa.field("lane", pa.int32(), nullable=False),
         pa.field("start_ns", pa.int64(), nullable=False),
         pa.field("duration_ns", pa.int64(), nullable=False),
-        # Shared by what a device did and the call that asked for it.
-        pa.field("correlation", pa.int64()),
-        # Copied or set.
-        pa.field("bytes", pa.int64()),
+        # These are of kernels.
         pa.field("grid_blocks", pa.int64()),
         pa.field("block_threads", pa.int64()),
         # Of a thread.
         pa.field("registers", pa.int64()),
         # Of a block.
         pa.field("shared_bytes", pa.int64()),
-        # 0 to 1; estimated by the profiler from the launch geometry, not measured.
-        pa.field("occupancy", pa.float64()),
-        pa.field("blocks_per_sm", pa.float64()),
     ]
 )
 
-# Such values repeat; times and correlations grow.
-_REPEATED = [
-    field.name for field in SCHEMA if field.name not in {"start_ns", "duration_ns", "correlation"}
-]
-_GROWING = {
-    name: "DELTA_BINARY_PACKED" for name in SCHEMA.names if name not in {*_REPEATED, "duration_ns"}
-}
+# Such values repeat; times grow.
+_REPEATED = [name for name in SCHEMA.names if name not in {"start_ns", "duration_ns"}]
+_GROWING = {"start_ns": "DELTA_BINARY_PACKED"}
 # A row group is written when it has so many rows, or names of so many bytes.
 _GROUP_ROWS = 1 << 15
 _GROUP_NAME_BYTES = 8 << 20
@@ -81,23 +71,6 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lane:
-    """A stream of a GPU, or a thread.
-
-    Attributes:
-        device: Number of the GPU; -1 is the CPU.
-        name: For people.
-        pid: Of the process, as the trace has it; the GPU's number for a stream.
-        tid: Of the thread, as the trace has it; the stream's number for a stream.
-    """
-
-    device: int
-    name: str
-    pid: int | str
-    tid: int | str
-
-
-@dataclass(frozen=True)
 class EventsFacts:
     """What is known of a rank's trace beside its events; kept in the file's metadata.
 
@@ -106,8 +79,8 @@ class EventsFacts:
         left_out: How many events of the trace could not be used: no JSON, no such times, too long.
         truncated: Why the trace ends before its end; None for a whole one.
         rank: Of the process in its group, where the trace says so.
-        devices: The GPUs: ``id``, ``name``, ``sm_count`` and their limits, null where not told.
-        lanes: Streams and threads by their number.
+        devices: The GPUs: ``id``, ``name``, ``sm_count``, ``compute_major`` and ``compute_minor``;
+            null where not told.
     """
 
     events: int
@@ -115,7 +88,6 @@ class EventsFacts:
     truncated: str | None
     rank: int | None
     devices: tuple[Mapping[str, Any], ...]
-    lanes: tuple[Lane, ...]
 
 
 class EventsWriter:
@@ -267,7 +239,6 @@ def load_facts(path: Path) -> EventsFacts:
                 truncated=found["truncated"],
                 rank=found["rank"],
                 devices=tuple(found["devices"]),
-                lanes=tuple(Lane(**lane) for lane in found["lanes"]),
             )
         except (LookupError, TypeError, ValueError):
             raise _no_events(path) from None
@@ -372,61 +343,3 @@ def _no_events(path: Path) -> LeverbenchError:
         where=str(path),
         cure="Delete it and run again: it is made anew.",
     )
-
-
-def kernel_totals(events: Events) -> dict[str, int]:
-    """Returns the sum of durations by kernel in ns.
-
-    Args:
-        events: Columns ``name`` and ``duration_ns``.
-    """
-    chosen = events.of_kinds({"kernel"})
-    name, count = events["name"][chosen], len(events.names)
-    # As doubles the sums are exact up to 104 days.
-    sums = np.bincount(name, weights=events["duration_ns"][chosen], minlength=count)
-    calls = np.bincount(name, minlength=count)
-    return {events.names[at]: int(sums[at]) for at in np.flatnonzero(calls)}
-
-
-@dataclass(frozen=True)
-class BusyTime:
-    """How long GPUs were busy, summed over the GPUs.
-
-    Attributes:
-        span_ns: From the first operation's start to the last one's end.
-        busy_ns: With at least one operation on any stream.
-    """
-
-    span_ns: int
-    busy_ns: int
-
-    @property
-    def idle_ns(self) -> int:
-        """The rest of the span."""
-        return self.span_ns - self.busy_ns
-
-    @property
-    def idle_share(self) -> float | None:
-        """Of the span; None where there is none."""
-        return self.idle_ns / self.span_ns if self.span_ns else None
-
-
-def busy_and_idle(events: Events) -> BusyTime:
-    """Returns how long the GPUs of a rank were busy: the union over all streams.
-
-    Args:
-        events: Columns ``device``, ``start_ns`` and ``duration_ns``.
-    """
-    chosen = events.of_kinds(DEVICE_KINDS)
-    device, start_ns = events["device"][chosen], events["start_ns"][chosen]
-    end_ns = start_ns + events["duration_ns"][chosen]
-    span_ns = busy_ns = 0
-    for one in np.unique(device):
-        order = np.flatnonzero(device == one)
-        order = order[np.argsort(start_ns[order], kind="stable")]
-        starts_ns, open_until_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
-        gaps_ns = np.maximum(starts_ns[1:] - open_until_ns[:-1], 0)
-        whole_ns = int(open_until_ns[-1] - starts_ns[0])
-        span_ns += whole_ns
-        busy_ns += whole_ns - int(gaps_ns.sum())
-    return BusyTime(span_ns, busy_ns)

@@ -32,7 +32,6 @@ from leverbench.profiling.events import (
     EventsFacts,
     EventsWriter,
     Floats,
-    Lane,
     writing_events,
 )
 
@@ -69,18 +68,10 @@ class _Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class _Arguments(msgspec.Struct, frozen=True, gc=False):
     """What an event's ``args`` tell. Numbers are doubles, so that NaN can mean none."""
 
-    correlation: float = _NONE
-    bytes: float = _NONE
     grid: _Extent = _Extent()
     block: _Extent = _Extent()
     registers: float = msgspec.field(name="registers per thread", default=_NONE)
     shared: float = msgspec.field(name="shared memory", default=_NONE)
-    blocks_per_sm: float = msgspec.field(name="blocks per SM", default=_NONE)
-    occupancy_percent: float = msgspec.field(name="est. achieved occupancy %", default=_NONE)
-    # The same in older versions, 0 to 1.
-    occupancy: float = msgspec.field(name="est. achieved occupancy", default=_NONE)
-    # Of a thread or stream, in the event that names it.
-    name: str = ""
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
@@ -115,11 +106,10 @@ _KIND_OF_CATEGORY = {
     "Trace": "recording",
 }
 _KINDS = len(KINDS)
-# In place of kind and lane: of an event that names a thread or stream, and of any other.
-_NAMING, _UNUSED = -1, -2
+# In place of kind and lane, of an event of no kind.
+_UNUSED = -1
 _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _KERNEL = KINDS.index("kernel")
-_COPIES = [KINDS.index("memcpy"), KINDS.index("memset")]
 
 # Our names of a GPU's properties.
 _PROPERTIES = {
@@ -128,15 +118,6 @@ _PROPERTIES = {
     "sm_count": "numSms",
     "compute_major": "computeMajor",
     "compute_minor": "computeMinor",
-    "warp_size": "warpSize",
-    "threads_per_block": "maxThreadsPerBlock",
-    "threads_per_sm": "maxThreadsPerMultiprocessor",
-    "registers_per_block": "regsPerBlock",
-    "registers_per_sm": "regsPerMultiprocessor",
-    "shared_bytes_per_block": "sharedMemPerBlock",
-    "shared_bytes_per_block_optin": "sharedMemPerBlockOptin",
-    "shared_bytes_per_sm": "sharedMemPerMultiprocessor",
-    "memory_bytes": "totalGlobalMem",
 }
 
 # Not strict: a number may be written as a text.
@@ -404,7 +385,6 @@ class _Reading:
                 for device in (devices if isinstance(devices, list) else ())
                 if isinstance(device, dict)
             ),
-            lanes=self._lanes.named(),
         )
 
     def why_nothing(self) -> str:
@@ -496,8 +476,6 @@ class _Reading:
         found = map(self._lanes.__getitem__, map(_place_of, waiting))
         # The kind and the lane of each: one look-up for both.
         places = np.fromiter(found, np.int64, len(waiting))
-        if (places == _NAMING).any():
-            self._lanes.note_names(waiting)
         is_used = places >= 0
         events, places = list(compress(waiting, is_used)), places[is_used]
         kind, lane = (places % _KINDS).astype(np.int8), (places // _KINDS).astype(np.int32) - 1
@@ -534,24 +512,16 @@ def _column(attribute: str, records: Sequence[msgspec.Struct]) -> Floats:
 def _arguments(
     kind: npt.NDArray[np.int8], arguments: Sequence[_Arguments]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Returns the columns that only some kinds have."""
-    is_kernel, is_copy = kind == _KERNEL, np.isin(kind, _COPIES)
+    """Returns the columns that only kernels have."""
+    is_kernel = kind == _KERNEL
     kernels = list(compress(arguments, is_kernel))
-    copies = list(compress(arguments, is_copy))
-    percent = _column("occupancy_percent", kernels)
     of_kernels = {
         "grid_blocks": _product([kernel.grid for kernel in kernels]),
         "block_threads": _product([kernel.block for kernel in kernels]),
         "registers": _column("registers", kernels),
         "shared_bytes": _column("shared", kernels),
-        "blocks_per_sm": _column("blocks_per_sm", kernels),
-        "occupancy": np.where(np.isnan(percent), _column("occupancy", kernels), percent / 100),
     }
-    return {
-        "correlation": _column("correlation", arguments),
-        "bytes": _spread(_column("bytes", copies), is_copy),
-        **{name: _spread(values, is_kernel) for name, values in of_kernels.items()},
-    }
+    return {name: _spread(values, is_kernel) for name, values in of_kernels.items()}
 
 
 def _product(extents: Sequence[_Extent]) -> Floats:
@@ -570,14 +540,13 @@ def _spread(values: Floats, where: npt.NDArray[np.bool_]) -> Floats:
 class _Lanes(dict[_Place, int]):
     """Gives kind and lane of an event as one number, by its ``ph``, ``cat``, ``pid`` and ``tid``.
 
-    It is ``(lane + 1) * _KINDS + kind``, with lane -1 where there are too many; or `_NAMING`,
-    or `_UNUSED`. Lanes, streams and threads, are numbered as they are met.
+    It is ``(lane + 1) * _KINDS + kind``, with lane -1 where there are too many; or `_UNUSED`.
+    Lanes, streams and threads, are numbered as they are met.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[tuple[bool, int | str, int | str], int] = {}
-        self._names: dict[tuple[str, str], str] = {}
         self._devices: list[int] = []
 
     def __missing__(self, place: _Place) -> int:
@@ -590,7 +559,7 @@ class _Lanes(dict[_Place, int]):
     def _number(self, phase: str, category: str, pid: int | str, tid: int | str) -> int:
         kind = _KIND_OF_CATEGORY.get(category) if phase == "X" else None
         if kind is None:
-            return _NAMING if (phase, category) == ("M", "") else _UNUSED
+            return _UNUSED
         lane = (category in _GPU_CATEGORIES, pid, tid)
         if lane not in self._numbers:
             if len(self._numbers) == _MOST_LANES:
@@ -602,27 +571,6 @@ class _Lanes(dict[_Place, int]):
     def devices(self) -> npt.NDArray[np.int32]:
         """Returns the device of each lane."""
         return np.array(self._devices, np.int32)
-
-    def note_names(self, events: Sequence[_Event]) -> None:
-        """Notes what threads and streams are called."""
-        for event in events:
-            if event.ph == "M" and event.name == "thread_name" and event.args.name:
-                lane = str(event.pid), str(event.tid)
-                if len(self._names) < _MOST_LANES:
-                    self._names[lane] = event.args.name.strip()
-
-    def named(self) -> tuple[Lane, ...]:
-        """Returns all lanes by their number."""
-        return tuple(
-            Lane(
-                device=device,
-                name=self._names.get((str(pid), str(tid)))
-                or f"{'stream' if on_gpu else 'thread'} {tid}",
-                pid=pid,
-                tid=tid,
-            )
-            for (on_gpu, pid, tid), device in zip(self._numbers, self._devices, strict=True)
-        )
 
 
 def _gpu(pid: int | str) -> int:
@@ -694,7 +642,6 @@ def _event(value: Any) -> _Event:
     for extent in ("grid", "block"):
         if isinstance(given.get(extent), list):
             arguments[extent] = [_number(number) for number in given[extent][:3]]
-    arguments["name"] = str(given.get("name", ""))
     return _Event(
         ph=str(value.get("ph", "")),
         cat=str(value.get("cat", "")),

@@ -31,12 +31,9 @@ class Compiled:
 
     Attributes:
         shared_bytes: Shared memory of a block.
-        seconds: How long it took, now or earlier, of it or of the one that it shares code with;
-            milliseconds where the compiler had it in its cache.
     """
 
     shared_bytes: int
-    seconds: float
 
 
 def compile_ahead(
@@ -130,7 +127,7 @@ def _judged(
 ) -> Compiled | InvalidCandidate:
     shared_bytes = compiled["shared_bytes"]
     if shared_bytes <= limit_bytes:
-        return Compiled(shared_bytes, compiled["seconds"])
+        return Compiled(shared_bytes)
     return InvalidCandidate(
         Invalid.OUT_OF_RESOURCES,
         f"it needs {shared_bytes} bytes of shared memory, and a block of sm_{capability} has at"

@@ -7,12 +7,10 @@ import pytest
 from leverbench.engines.sglang_config_lines import (
     Answer,
     FirstUse,
-    Source,
     TunedFileLine,
     applied_files,
     first_uses,
     looked_up,
-    sources,
     tuned_file_lines,
 )
 from leverbench.tuning.shapes import LookedUp
@@ -102,15 +100,14 @@ def test_other_kernels_files_are_no_lookups():
 def test_our_lines_tell_what_was_done_in_each_process():
     log = PROGRESS + ours(f"served {A}") + ours("not here, left to the engine", rank="-")
     log += ours("refused, made for NVIDIA_H200 and this is NVIDIA_L4", pid=8, rank="DP0_TP1")
-    common = {"n": 512, "k": 256, "block_n": 128, "block_k": 128}
+    at = {"n": 512, "k": 256}
 
     assert tuned_file_lines(log) == [
-        TunedFileLine("TP0", 7, **common, answer=Answer.SERVED, digest=A, detail=None),
-        TunedFileLine(None, 7, **common, answer=Answer.LEFT, digest=None, detail=None),
+        TunedFileLine(7, **at, answer=Answer.SERVED, digest=A, detail=None),
+        TunedFileLine(7, **at, answer=Answer.LEFT, digest=None, detail=None),
         TunedFileLine(
-            "DP0_TP1",
             8,
-            **common,
+            **at,
             answer=Answer.REFUSED,
             digest=None,
             detail="made for NVIDIA_H200 and this is NVIDIA_L4",
@@ -121,7 +118,7 @@ def test_our_lines_tell_what_was_done_in_each_process():
 def test_the_first_use_of_a_config_is_no_lookup():
     log = ours("first use of M=16", rank="TP1")
 
-    assert first_uses(log) == [FirstUse("TP1", 7, 512, 256, 16)]
+    assert first_uses(log) == [FirstUse(7, 512, 256, 16)]
     assert tuned_file_lines(log) == []
 
 
@@ -175,23 +172,3 @@ def test_lines_of_another_shape_say_nothing_of_this_one():
     (proof,) = applied_files(log, {(1024, 256): A}, ranks=1)
 
     assert proof.applied
-
-
-def test_each_rank_s_source_of_a_shape_is_told_or_not_known():
-    left = "not here, left to the engine"
-    both = ours(left, 7, "TP0") + ours(left, 8, "TP1")
-    shape = (512, 256)
-
-    assert sources(both + missed(" TP0") + missed(" TP1"))[shape] == {
-        "TP0": Source.DEFAULT,
-        "TP1": Source.DEFAULT,
-    }
-    # The engine tells of a file on rank 0 alone.
-    assert sources(both + found(" TP0"))[shape] == {
-        "TP0": Source.ENGINE_FILE,
-        "TP1": Source.ENGINE_FILE,
-    }
-    assert sources(ours(f"served {A}", 7, "TP0") + ours(left, 8, "TP1"))[shape] == {
-        "TP0": Source.OURS,
-        "TP1": None,
-    }

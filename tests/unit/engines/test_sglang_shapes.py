@@ -7,12 +7,10 @@ from leverbench.campaign.file import load_campaign
 from leverbench.engines import get_engine
 from leverbench.engines.sglang_config_lines import looked_up
 from leverbench.engines.sglang_shapes import (
-    MoeShape,
     alternatives,
     captured_sizes,
     gemm_shapes,
-    moe_config_shape,
-    why_no_moe_config,
+    has_fp4_experts,
 )
 from leverbench.errors import LeverbenchError
 from leverbench.tuning.shapes import compare
@@ -452,41 +450,22 @@ def test_a_server_of_which_triton_has_only_what_another_backend_leaves():
 
 
 @pytest.mark.parametrize(
-    ("config", "args", "expected"),
+    ("config", "env", "expected"),
     [
-        pytest.param(V3, {"tp-size": 8}, MoeShape(257, 256, 128, 128), id="shared fused"),
-        pytest.param(V32, {"tp-size": 8}, MoeShape(256, 256, 128, 128), id="shared apart"),
-        pytest.param(V3, {"tp-size": 8, "ep-size": 8}, MoeShape(32, 2048, 128, 128), id="ep"),
-        pytest.param(
-            V3, {"tp-size": 8, "moe-a2a-backend": "deepep"}, MoeShape(32, 2048, 128, 128), id="a2a"
+        (V4_FLASH, {}, True),
+        (V4_FLASH, {"SGLANG_DSV4_FP4_EXPERTS": "0"}, False),
+        # What the configuration says goes before the variable.
+        (
+            {**V4_FLASH, "quantization_config": {"routed_experts_quant_method": "mxfp4"}},
+            {"SGLANG_DSV4_FP4_EXPERTS": "0"},
+            True,
         ),
-        pytest.param(SMALL_V3, {}, MoeShape(32, 1024, 128, 128), id="of the log"),
-        pytest.param(QWEN3_30B_A3B, {"tp-size": 2}, MoeShape(128, 384, 128, 128), id="qwen3"),
-        pytest.param(
-            QWEN3_30B_A3B,
-            {"tp-size": 4, "ep-size": 4, "ep-num-redundant-experts": 16},
-            MoeShape(36, 768, 128, 128),
-            id="redundant experts",
-        ),
+        (V3, {}, False),
+        ({}, {}, False),
     ],
 )
-def test_experts_of_a_rank(config, args, expected):
-    assert moe_config_shape(config, args) == expected
-    assert why_no_moe_config(config, args) is None
-
-
-def test_fp4_experts_read_no_file_and_fp8_ones_do():
-    assert moe_config_shape(V4_FLASH, {"tp-size": 4}) is None
-    assert "The experts are FP4" in str(why_no_moe_config(V4_FLASH, {"tp-size": 4}))
-    fp8 = {"SGLANG_DSV4_FP4_EXPERTS": "0"}
-    assert moe_config_shape(V4_FLASH, {"tp-size": 4}, fp8) == MoeShape(256, 512, 128, 128)
-    mixed = {**BLOCK_FP8, "routed_experts_quant_method": "mxfp4"}
-    assert moe_config_shape({**V4_FLASH, "quantization_config": mixed}, {}, fp8) is None
-
-
-def test_a_model_without_experts_reads_no_file():
-    assert moe_config_shape(QWEN3_8B, {}) is None
-    assert why_no_moe_config(QWEN3_8B, {}) == "The model has no experts."
+def test_experts_in_fp4(config, env, expected):
+    assert has_fp4_experts(config, env) == expected
 
 
 @pytest.mark.parametrize(
@@ -576,8 +555,3 @@ def test_what_has_no_shapes_is_told_with_place_and_cure(config, args, env, messa
 
     assert told.value.where
     assert told.value.cure
-
-
-def test_experts_too_narrow_for_their_blocks_are_told():
-    with pytest.raises(LeverbenchError, match=r"768 cannot be split over 4 ranks .*ep-size"):
-        moe_config_shape(QWEN3_30B_A3B, {"tp-size": 4})

@@ -192,6 +192,22 @@ def test_files_that_the_chosen_backend_never_reads_are_told(project):
     assert (problem.certain, "DeepGEMM" in problem.message) == (False, True)
 
 
+def test_moe_files_that_the_chosen_runner_never_reads_are_told(project):
+    variants = (
+        "a: {args: {moe-runner-backend: deep_gemm}}\n"
+        "b: {from: a, lever: moe, env: {SGLANG_MOE_CONFIG_DIR: moe}}\n"
+        "c: {from: b, lever: triton, args: {moe-runner-backend: triton}}\n"
+    )
+    ((variant, problem),) = unread(campaign(project, variants=variants))
+    assert (variant, problem.certain) == ("b", True)
+    assert problem.message.endswith("would not be read: moe-runner-backend is deep_gemm")
+
+    # DeepSeek-V4's experts are FP4, as far as its configuration tells.
+    (project / "m.json").write_text(json.dumps({"model_type": "deepseek_v4"}))
+    found = dict(unread(campaign(project, variants=variants)))
+    assert {name: problem.certain for name, problem in found.items()} == {"b": False, "c": False}
+
+
 def test_the_reference_campaign_tunes_six_shapes(monkeypatch):
     monkeypatch.chdir(ROOT)
     file = Path("config/campaigns/deepseek-v4-flash.yaml")

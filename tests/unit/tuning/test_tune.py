@@ -65,8 +65,7 @@ def compiled_but(*too_large: int) -> Ahead:
     """Compiles all candidates ahead but those of some ``work``."""
     problem = InvalidCandidate(Invalid.OUT_OF_RESOURCES, "scripted")
     return lambda dimensions, candidates: [
-        problem if candidate["work"] in too_large else Compiled(1024, 0.1)
-        for candidate in candidates
+        problem if candidate["work"] in too_large else Compiled(1024) for candidate in candidates
     ]
 
 
