@@ -18,6 +18,8 @@ OTHER = "other"
 LARGE_OTHER = 0.1
 # The engine's own code between operations.
 HOST_CODE = "host-code"
+# So many characters of a name: with some patterns the time grows with the square of them.
+_LOOKED_AT = 4096
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def category(name: str, *, annotation: bool = False) -> str:
             is that code then.
     """
     for of, pattern in _rules()[0]:
-        if pattern.search(name):
+        if pattern.search(name, 0, _LOOKED_AT):
             return of
     return HOST_CODE if annotation else OTHER
 
@@ -62,7 +64,8 @@ def tensor_cores(name: str) -> str | None:
     Returns:
         ``likely`` or ``none``; None where the name does not tell.
     """
-    return next((told for told, pattern in _tensor_rules() if pattern.search(name)), None)
+    rules = _tensor_rules()
+    return next((told for told, pattern in rules if pattern.search(name, 0, _LOOKED_AT)), None)
 
 
 def tensor_cores_of(told: Sequence[str | None]) -> str | None:

@@ -1,5 +1,7 @@
 """What names tell: real names of each family of kernels and operations."""
 
+import time
+
 import pytest
 import yaml
 
@@ -282,3 +284,11 @@ def test_the_patterns_of_tensor_cores_too(tmp_path, monkeypatch, text):
             tensor_cores("x")
     finally:
         categories._tensor_rules.cache_clear()
+
+
+@pytest.mark.parametrize("look", [category, tensor_cores])
+def test_a_name_of_any_length_is_soon_looked_at(look):
+    began = time.monotonic()
+    look("cutlass" * 14_000)
+
+    assert time.monotonic() - began < 2
