@@ -54,8 +54,10 @@ _BATCH = 1 << 11
 _MOST_LANES = 1 << 16
 # Kinds of events on them that are kept in mind.
 _MOST_PLACES = 1 << 18
-# In us, of a start and of a duration: so that the end in ns fits into 64 bits.
+# In us, of a start and of a duration: so that the end, and the length of all, in ns fit into 64
+# bits. No recording has an operation of eleven days.
 _LATEST_US = 4e15
+_LONGEST_US = 1e12
 # Of a GPU's properties: whole numbers up to here are exact as doubles.
 _MOST_OF_PROPERTY = 1 << 53
 
@@ -515,7 +517,7 @@ class _Reading:
         kind, lane = (places % _KINDS).astype(np.int8), (places // _KINDS).astype(np.int32) - 1
         start_us, duration_us = _column("ts", events), _column("dur", events)
         # All of them are false for NaN.
-        usable = (np.abs(start_us) < _LATEST_US) & (duration_us >= 0) & (duration_us < _LATEST_US)
+        usable = (np.abs(start_us) < _LATEST_US) & (duration_us >= 0) & (duration_us < _LONGEST_US)
         usable &= lane >= 0
         if not usable.all():
             self.left_out += len(events) - int(usable.sum())
