@@ -1,8 +1,14 @@
 """The command line: plans and checks of campaigns, verdicts on any table, records of others."""
 
 import argparse
+import errno
+import io
 import json
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +45,9 @@ def main() -> None:
     command.add_argument("--triton", required=True, metavar="VERSION", help="that tuned them")
     command.add_argument("--into", required=True, type=Path, metavar="DIR", help="folder to fill")
     arguments = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of kernels can be of any characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if arguments.command == "analyse":
             _analyse(arguments.table, arguments.out, arguments.until, arguments.equal_within)
@@ -51,8 +60,17 @@ def main() -> None:
             print(*lay_out(arguments.files, arguments.triton, arguments.into), sep="\n")
         else:
             _campaign(arguments.command, arguments.campaign)
+        sys.stdout.flush()
     except LeverbenchError as error:
         sys.exit(f"leverbench: {error}")
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # At the exit Python would try once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Who read it, such as head, has enough.
+        is_cut = error.errno == errno.EPIPE
+        sys.exit(128 + signal.SIGPIPE if is_cut else f"leverbench: {error.strerror}. Make room.")
 
 
 def _campaign(command: str, file: str) -> None:
@@ -109,12 +127,33 @@ def _add_trace(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print it as summary.json has it")
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ends in order on Ctrl-C, SIGTERM and SIGHUP: nothing goes on, and nothing is left behind."""
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ends}
+    for number, handler in before.items():
+        # What is ignored, as SIGHUP is under nohup, stays so.
+        if handler != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
 def _trace(files: list[Path], device: str | None, as_json: bool) -> None:
     # numpy and pyarrow are slow to import: other commands do without.
     from leverbench.profiling.summary import summarise_traces
     from leverbench.profiling.text import summary_text
 
-    summary = summarise_traces(files, device)
+    with _interruptible():
+        summary = summarise_traces(files, device)
     print(json.dumps(summary, indent=2) if as_json else summary_text(summary))
 
 

@@ -54,6 +54,10 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     write_bytes(path, json.dumps(body, indent=2, allow_nan=False).encode() + b"\n")
 
 
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Reads a record written by `write_record`.
 
@@ -62,10 +66,10 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     cure = "Delete the file and run again: it is made anew, with what depends on it."
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes(), parse_constant=_no_number)
     except FileNotFoundError:
         raise LeverbenchError("the record is missing", where=str(path), cure=cure) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeverbenchError(f"unreadable record ({error})", where=str(path), cure=cure) from None
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
         raise LeverbenchError(

@@ -18,6 +18,19 @@ OTHER = "other"
 LARGE_OTHER = 0.1
 # The engine's own code between operations.
 HOST_CODE = "host-code"
+# So many characters of a name: with some patterns the time grows with the square of them.
+_LOOKED_AT = 4096
+# What reading and compiling patterns can raise; the last two for too much of anything.
+_UNUSABLE = (
+    OSError,
+    yaml.YAMLError,
+    re.error,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    OverflowError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ def category(name: str, *, annotation: bool = False) -> str:
             is that code then.
     """
     for of, pattern in _rules()[0]:
-        if pattern.search(name):
+        if pattern.search(name, 0, _LOOKED_AT):
             return of
     return HOST_CODE if annotation else OTHER
 
@@ -62,7 +75,8 @@ def tensor_cores(name: str) -> str | None:
     Returns:
         ``likely`` or ``none``; None where the name does not tell.
     """
-    return next((told for told, pattern in _tensor_rules() if pattern.search(name)), None)
+    rules = _tensor_rules()
+    return next((told for told, pattern in rules if pattern.search(name, 0, _LOOKED_AT)), None)
 
 
 def tensor_cores_of(told: Sequence[str | None]) -> str | None:
@@ -74,19 +88,19 @@ def tensor_cores_of(told: Sequence[str | None]) -> str | None:
 @cache
 def _rules() -> tuple[tuple[tuple[str, re.Pattern[str]], ...], tuple[Loop, ...]]:
     try:
-        entries = _read(CATEGORIES)
+        entries = _entries(CATEGORIES, "category")
         patterns = tuple(
-            (str(entry["category"]), re.compile(pattern))
+            (entry["category"], re.compile(pattern))
             for entry in entries
             if "loop" not in entry
             for pattern in entry["patterns"]
         )
         found = tuple(
-            Loop(str(entry["category"]), re.compile(entry["loop"]), re.compile(entry["fence"]))
+            Loop(entry["category"], re.compile(entry["loop"]), re.compile(entry["fence"]))
             for entry in entries
             if "loop" in entry
         )
-    except (OSError, yaml.YAMLError, re.error, LookupError, TypeError) as error:
+    except _UNUSABLE as error:
         raise LeverbenchError(
             f"unusable patterns ({error})",
             where=str(CATEGORIES),
@@ -100,13 +114,13 @@ def _rules() -> tuple[tuple[tuple[str, re.Pattern[str]], ...], tuple[Loop, ...]]
 def _tensor_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
     try:
         rules = tuple(
-            (str(entry["tensor_cores"]), re.compile(pattern))
-            for entry in _read(TENSOR_CORES)
+            (entry["tensor_cores"], re.compile(pattern))
+            for entry in _entries(TENSOR_CORES, "tensor_cores")
             for pattern in entry["patterns"]
         )
         if unknown := {told for told, _ in rules} - {"likely", "none"}:
             raise ValueError(f"tensor_cores: {', '.join(sorted(unknown))}")
-    except (OSError, yaml.YAMLError, re.error, LookupError, TypeError, ValueError) as error:
+    except _UNUSABLE as error:
         raise LeverbenchError(
             f"unusable patterns ({error})",
             where=str(TENSOR_CORES),
@@ -116,5 +130,19 @@ def _tensor_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return rules
 
 
-def _read(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+def _entries(path: Path, told: str) -> list[dict[str, Any]]:
+    """Reads a file of patterns.
+
+    Args:
+        path: The file.
+        told: The key of what an entry tells of the names that it matches.
+    """
+    entries: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for number, entry in enumerate(entries, start=1):
+        keys = set(entry) if isinstance(entry, dict) else set()
+        if keys not in ({told, "patterns"}, {told, "loop", "fence"}):
+            raise ValueError(f"entry {number} has {', '.join(map(str, keys)) or 'no keys'}")
+        # A text in the place of a list would be a list of letters.
+        if not isinstance(entry[told], str) or not isinstance(entry.get("patterns", []), list):
+            raise TypeError(f"entry {number}: {told} is a text, patterns are a list")
+    return entries

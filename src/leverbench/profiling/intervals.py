@@ -3,6 +3,7 @@
 Times are integers, in nanoseconds; an interval holds its start and not its end.
 """
 
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,19 +29,17 @@ def merge(start_ns: Ns, end_ns: Ns, group: Index | None = None) -> tuple[Ns, Ns,
     """
     if not len(start_ns):
         return start_ns, end_ns, np.zeros(0, np.int64)
-    base_ns = start_ns.min()
-    # Groups follow one another on one axis, with a nanosecond between them.
-    width_ns = end_ns.max() - base_ns + 2
-    offset_ns = -base_ns if group is None else group.astype(np.int64) * width_ns - base_ns
-    start_ns, end_ns = start_ns + offset_ns, end_ns + offset_ns
-    order = np.argsort(start_ns, kind="stable")
-    start_ns, reach_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
-    first = np.flatnonzero(np.concatenate(([True], start_ns[1:] > reach_ns[:-1])))
-    last = np.concatenate((first[1:], [len(start_ns)])) - 1
-    start_ns, end_ns = start_ns[first], reach_ns[last]
-    of = start_ns // width_ns
-    shift_ns = of * width_ns - base_ns
-    return start_ns - shift_ns, end_ns - shift_ns, of
+    of = np.zeros(len(start_ns), np.int64) if group is None else group.astype(np.int64)
+    order = np.argsort(start_ns, kind="stable") if group is None else np.lexsort((start_ns, of))
+    start_ns, reach_ns, of = start_ns[order], end_ns[order], of[order]
+    begins = np.concatenate(([True], of[1:] != of[:-1]))
+    # Group by group: on one axis, groups of far times would be beyond 64 bits.
+    for first, after in pairwise([*np.flatnonzero(begins).tolist(), len(of)]):
+        np.maximum.accumulate(reach_ns[first:after], out=reach_ns[first:after])
+    begins[1:] |= start_ns[1:] > reach_ns[:-1]
+    firsts = np.flatnonzero(begins)
+    lasts = np.concatenate((firsts[1:], [len(of)])) - 1
+    return start_ns[firsts], reach_ns[lasts], of[firsts]
 
 
 def clip(start_ns: Ns, end_ns: Ns, windows: Intervals) -> tuple[Ns, Ns, Index]:

@@ -20,8 +20,17 @@ def touched_categories(lever: str) -> tuple[str, ...]:
 def _table() -> Mapping[str, tuple[str, ...]]:
     try:
         table = yaml.safe_load(LEVERS.read_text(encoding="utf-8"))
+        if unlisted := [lever for lever, names in table.items() if not isinstance(names, list)]:
+            raise TypeError(f"{unlisted[0]} has no list")
         return {str(lever): tuple(map(str, names)) for lever, names in table.items()}
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+    except (
+        OSError,
+        yaml.YAMLError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise LeverbenchError(
             f"unusable table of levers ({error})",
             where=str(LEVERS),

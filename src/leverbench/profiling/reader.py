@@ -11,6 +11,7 @@ over. Neither takes more memory than a chunk and one event.
 """
 
 import json
+import os
 import re
 import sys
 import zlib
@@ -34,11 +35,14 @@ from leverbench.profiling.events import (
     Floats,
     writing_events,
 )
+from leverbench.serving.processes import die_with_parent
 
 _CURE = "Delete the profile's summary.json and run again: it is taken anew."
 _CHUNK_BYTES = 1 << 17
 # Of one event, and of one of the file's facts; a longer one is passed over.
 _LONGEST_BYTES = 8 << 20
+# Characters of a name that are kept: all names are held at once.
+_LONGEST_NAME = 1 << 14
 # Places tried as the end of a piece before its events are taken one by one.
 _TRIES = 8
 # So much white space is looked at around such a place.
@@ -49,8 +53,12 @@ _BATCH = 1 << 11
 _MOST_LANES = 1 << 16
 # Kinds of events on them that are kept in mind.
 _MOST_PLACES = 1 << 18
-# In us, of a start and of a duration: so that the end in ns fits into 64 bits.
+# In us, of a start and of a duration: so that the end, and the length of all, in ns fit into 64
+# bits. No recording has an operation of eleven days.
 _LATEST_US = 4e15
+_LONGEST_US = 1e12
+# Of a GPU's properties: whole numbers up to here are exact as doubles.
+_MOST_OF_PROPERTY = 1 << 53
 
 _NONE = float("nan")
 _GZIP_MARK = b"\x1f\x8b"
@@ -141,6 +149,9 @@ def main(arguments: Sequence[str]) -> int:
     except LeverbenchError as error:
         print(json.dumps({"what": error.what, "where": error.where, "cure": error.cure}))
         return 1
+    except OSError as error:
+        print(json.dumps({"errno": error.errno, "strerror": error.strerror}))
+        return 1
     return 0
 
 
@@ -158,6 +169,7 @@ def read_events(trace: Path, events: Path) -> EventsFacts:
 
     Raises:
         LeverbenchError: The file is missing, or there is no event to be had from it.
+        OSError: The events cannot be written.
     """
     try:
         file = trace.open("rb")
@@ -197,7 +209,8 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 def _inflated(block: bytes, file: BinaryIO) -> Iterator[bytes]:
     """Yields what a gzipped file holds: of one member after the other, as gzip allows."""
     while block:
-        begins, given = file.tell() - len(block), 0
+        # A pipe cannot be read again.
+        begins, given = file.tell() - len(block) if file.seekable() else None, 0
         member = isal_zlib.decompressobj(wbits=31)
         while not member.eof:
             if not block and not (block := file.read(_CHUNK_BYTES)):
@@ -206,8 +219,9 @@ def _inflated(block: bytes, file: BinaryIO) -> Iterator[bytes]:
                 chunk = member.decompress(block, _CHUNK_BYTES)
             # Its type information takes the class for an instance.
             except isal_zlib.IsalError as error:  # type: ignore[misc]
-                file.seek(begins)
-                yield from _inflated_until_damage(file, given)
+                if begins is not None:
+                    file.seek(begins)
+                    yield from _inflated_until_damage(file, given)
                 raise _Broken(f"the gzip stream is damaged ({error})") from None
             given += len(chunk)
             if chunk:
@@ -381,7 +395,7 @@ class _Reading:
             truncated=self.broken,
             rank=rank if isinstance(rank, int) else None,
             devices=tuple(
-                {ours: _plain(device.get(theirs)) for ours, theirs in _PROPERTIES.items()}
+                {ours: _property(ours, device.get(theirs)) for ours, theirs in _PROPERTIES.items()}
                 for device in (devices if isinstance(devices, list) else ())
                 if isinstance(device, dict)
             ),
@@ -481,7 +495,7 @@ class _Reading:
         kind, lane = (places % _KINDS).astype(np.int8), (places // _KINDS).astype(np.int32) - 1
         start_us, duration_us = _column("ts", events), _column("dur", events)
         # All of them are false for NaN.
-        usable = (np.abs(start_us) < _LATEST_US) & (duration_us >= 0) & (duration_us < _LATEST_US)
+        usable = (np.abs(start_us) < _LATEST_US) & (duration_us >= 0) & (duration_us < _LONGEST_US)
         usable &= lane >= 0
         if not usable.all():
             self.left_out += len(events) - int(usable.sum())
@@ -502,7 +516,7 @@ class _Reading:
             "duration_ns": np.rint(duration_us * 1e3),
             **_arguments(kind, [event.args for event in events]),
         }
-        self._writer.add([event.name for event in events], columns)
+        self._writer.add([event.name[:_LONGEST_NAME] for event in events], columns)
 
 
 def _column(attribute: str, records: Sequence[msgspec.Struct]) -> Floats:
@@ -665,8 +679,12 @@ def _identity(value: Any) -> int | str:
     return value if isinstance(value, int | str) else str(value)
 
 
-def _plain(value: Any) -> int | str | None:
-    return value if isinstance(value, int | str) else None
+def _property(name: str, value: Any) -> int | str | None:
+    """Returns a property of a GPU; None where it cannot be one."""
+    if name == "name":
+        return value if isinstance(value, str) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 <= value < _MOST_OF_PROPERTY else None
 
 
 def _mended(piece: bytes) -> bytes:
@@ -716,4 +734,5 @@ _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 if __name__ == "__main__":
+    die_with_parent(os.getppid())
     sys.exit(main(sys.argv[1:]))

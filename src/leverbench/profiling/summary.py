@@ -1,5 +1,6 @@
 """The summary of any traces: what a profile's record says of its own."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +25,24 @@ def summarise_traces(files: Sequence[Path], device: str | None = None) -> dict[s
     Raises:
         LeverbenchError: A file is no trace, or nothing ran on the device.
     """
-    names = [path.name for path in files]
+    # A file's name can be too long for what is named after it, or no text.
+    names = [os.fsencode(path.name).decode(errors="replace") for path in files]
     if len(set(names)) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names)]
-    traces = dict(zip(names, files, strict=True))
+    traces = {str(number): path for number, path in enumerate(files)}
     try:
         with tempfile.TemporaryDirectory(prefix="leverbench-") as folder:
-            ranks = attribute_ranks(traces, Path(folder), step_marks)
+            found = attribute_ranks(traces, Path(folder), step_marks)
     except LeverbenchError as error:
         cure = "Name traces of the torch profiler, .json or .json.gz."
         raise LeverbenchError(error.what, where=error.where, cure=cure) from None
+    except OSError as error:
+        raise LeverbenchError(
+            f"events cannot be kept while they are read ({error.strerror})",
+            where=os.environ.get("TMPDIR", "/tmp"),
+            cure="Make room, or set TMPDIR to another folder.",
+        ) from None
+    ranks = dict(zip(names, found.values(), strict=True))
     chosen = device or (GPU if any(rank.devices[GPU] for rank in ranks.values()) else CPU)
     summary = summarise(ranks, chosen)
     if not summary["total_us"]:

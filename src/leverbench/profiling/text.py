@@ -19,7 +19,7 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
     events = sum(file["events"] for file in summary["files"])
     yield f"{_many(len(summary['files']), 'trace')}, {events:,} operations; time on the {device}"
     if summary["truncated"]:
-        yield f"INCOMPLETE: {summary['truncated']}"
+        yield f"INCOMPLETE: {_printable(summary['truncated'])}"
     yield _steps(summary)
     recording = summary["recording"]
     if summary["idle_share"] is not None:
@@ -43,12 +43,13 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _steps(summary: Mapping[str, Any]) -> str:
     steps = summary["steps"]
-    seen = "no number of" if summary["decode_steps"] is None else str(summary["decode_steps"])
+    count = summary["decode_steps"]
+    seen = "no number of decode steps" if count is None else _many(count, "decode step")
     if steps["found_by"] is None:
-        return f"{seen} decode steps found ({steps['reason']}): figures are of the whole recording"
+        return f"{seen} found ({steps['reason']}): figures are of the whole recording"
     shortest, mean, longest = (steps[key] / 1000 for key in ("min_us", "mean_us", "max_us"))
     return (
-        f"{seen} decode steps, found by {steps['found_by']}; {steps['count']} whole from start to"
+        f"{seen}, found by {steps['found_by']}; {steps['count']} whole from start to"
         f" start: {mean:.3f} ms ({shortest:.3f} to {longest:.3f})"
     )
 
@@ -85,4 +86,10 @@ def _many(count: int, what: str) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."
+    short = name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."
+    return _printable(short)
+
+
+def _printable(text: str) -> str:
+    """Returns a text from a file as one line that does nothing to a terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -21,6 +21,8 @@ from leverbench.serving.failures import Outcome
 LARGE_OTHER = 0.1
 # Categories of matrix products, which tensor cores are made for: of ours, and of records of others.
 _MATRIX_WORK = re.compile(r"attention|gemm|gemv|matmul|\bmoe(?!-routing)")
+# What a report shows of a GPU's activity.
+_MEASURED = ("any_tensor", "dram_bandwidth")
 # Beside a profile's record, by the same job.
 _OPERATIONS = "kernels.parquet"
 
@@ -252,17 +254,24 @@ def _profile(
 ) -> Profile:
     name = f"{variant}/profile/{workload}/c{concurrency}"
     categories = record["categories"]
+    for entry in categories:
+        if min(float(entry["share"]), float(entry.get("step_share") or 0.0)) < 0:
+            raise ValueError(f"a share of {entry['category']} is below 0")
     shares = {str(entry["category"]): float(entry["share"]) for entry in categories}
     steps = record.get("steps")
+    gaps, split = record.get("gaps") or {}, record.get("communication")
+    activity = record.get("tensor_activity")
+    for gpu in (activity or {}).get("gpus") or ():
+        _figures(gpu, *(key for key in _MEASURED if gpu.get(key) is not None))
     times = profile_times(name, record, _read_operations(operations, _device(record)))
     found = times.untimed is None
     return Profile(
         name=name,
         device=record["machine"]["device"],
         machine=record["machine"],
-        decode_steps=record["decode_steps"],
+        decode_steps=_figure(record, "decode_steps"),
         in_flight=record["in_flight"],
-        total_us=record["total_us"],
+        total_us=_figure(record, "total_us"),
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1])),
         step_shares={
             str(entry["category"]): float(entry["step_share"])
@@ -272,21 +281,22 @@ def _profile(
         step_us=times.step_us,
         steps=steps if found else None,
         idle_share=record.get("idle_share"),
-        gaps=record.get("gaps"),
-        communication=record.get("communication"),
+        gaps=_figures(gaps, "count", "total_us", "median_us") if gaps.get("count") else None,
+        communication=_figures(split, "transfer_us", "wait_us") if split else None,
         tensor_cores={
             str(entry["category"]): str(entry["tensor_cores"])
             for entry in categories
             if entry.get("tensor_cores") is not None and is_matrix_work(entry["category"])
         },
-        tensor_activity=record.get("tensor_activity"),
+        tensor_activity=activity,
         truncated=record.get("truncated"),
         in_loops={
             str(entry["category"]): float(entry.get("in_loops", 0.0)) for entry in categories
         },
         top=[
             {
-                **{key: entry[key] for key in ("name", "category", "calls", "self_us", "share")},
+                **{key: entry[key] for key in ("name", "category")},
+                **_figures(entry, "calls", "self_us", "share"),
                 **{key: entry.get(key) for key in ("per_step_us", "tensor_cores", "geometry")},
             }
             for entry in record["top"]
@@ -298,6 +308,18 @@ def _profile(
         ],
         times=times,
     )
+
+
+def _figures(told: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    found = {key: told[key] for key in keys}
+    for key, value in found.items():
+        if not isinstance(value, int | float):
+            raise TypeError(f"{key}: {value!r} is no number")
+    return found
+
+
+def _figure(record: Mapping[str, Any], key: str) -> Any:
+    return None if record[key] is None else _figures(record, key)[key]
 
 
 def _device(record: Mapping[str, Any]) -> str:

@@ -269,3 +269,13 @@ def test_the_geometry_of_a_real_kernel(real):
     assert attention["geometry"] | known == attention["geometry"]
     assert attention["geometry"]["occupancy"] == 8 / 64
     assert attention["geometry"]["waves"] == 8192 / 264
+
+
+def test_no_time_is_so_far_that_sums_overflow(tmp_path):
+    far_us = 3.9e15
+    rank = read(tmp_path, kernel(GEMM, -far_us, 5), kernel(GEMM, far_us, 5), kernel("x", 0, far_us))
+    (time,) = rank.devices["gpu"]
+
+    # The third is no operation; of the rest the times are told as they are.
+    assert rank.events == 2
+    assert (time.span_us, time.busy_us) == (2 * far_us + 5, 10)

@@ -1,10 +1,12 @@
 """What names tell: real names of each family of kernels and operations."""
 
+import time
+
 import pytest
 import yaml
 
 from leverbench.errors import LeverbenchError
-from leverbench.profiling import categories
+from leverbench.profiling import categories, levers
 from leverbench.profiling.categories import category, tensor_cores, tensor_cores_of
 
 # As they stand in traces; the long ones cut.
@@ -282,3 +284,57 @@ def test_the_patterns_of_tensor_cores_too(tmp_path, monkeypatch, text):
             tensor_cores("x")
     finally:
         categories._tensor_rules.cache_clear()
+
+
+@pytest.mark.parametrize("look", [category, tensor_cores])
+def test_a_name_of_any_length_is_soon_looked_at(look):
+    began = time.monotonic()
+    look("cutlass" * 14_000)
+
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- {category: x, patterns: gemm}",
+        "- {category: x, pattern: [gemm]}",
+        "- {category: x, patterns: [gemm], color: red}",
+        "- {category: , patterns: [gemm]}",
+        "- {category: x, patterns: ['a{99999999999}']}",
+        "- {category: x, patterns: ['" + "(" * 3000 + ")" * 3000 + "']}",
+        "[" * 5000,
+        "- {category: \udcff}",
+        "",
+    ],
+)
+@pytest.mark.parametrize("told", ["category", "tensor_cores"])
+def test_a_file_of_patterns_that_says_something_else_is_one_message(
+    tmp_path, monkeypatch, text, told
+):
+    path = tmp_path / "patterns.yaml"
+    path.write_text(text.replace("category: x", f"{told}: none"), errors="surrogateescape")
+    constant, look, rules = {
+        "category": ("CATEGORIES", category, categories._rules),
+        "tensor_cores": ("TENSOR_CORES", tensor_cores, categories._tensor_rules),
+    }[told]
+    monkeypatch.setattr(categories, constant, path)
+    rules.cache_clear()
+    try:
+        with pytest.raises(LeverbenchError, match="unusable patterns"):
+            look("gemm")
+    finally:
+        rules.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["quantization: gemm", "quantization:", "- a", "{a: \udcff}"])
+def test_levers_whose_categories_are_no_list_are_one_message(tmp_path, monkeypatch, text):
+    path = tmp_path / "levers.yaml"
+    path.write_text(text, errors="surrogateescape")
+    monkeypatch.setattr(levers, "LEVERS", path)
+    levers._table.cache_clear()
+    try:
+        with pytest.raises(LeverbenchError, match="unusable table of levers"):
+            levers.touched_categories("quantization")
+    finally:
+        levers._table.cache_clear()

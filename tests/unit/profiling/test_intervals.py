@@ -73,3 +73,11 @@ def test_a_window_without_anything_is_idle_as_a_whole():
 )
 def test_who_is_alone(start, end, group, expected):
     assert alone_ns(ns(*start), ns(*end), ns(*group), 3).tolist() == expected
+
+
+def test_groups_may_lie_far_apart_in_time():
+    # Since 1970, and one that says 0: for ten groups in one row there are not bits enough.
+    late = 1_700_000_000_000_000_000
+    merged = merge(ns(0, late, late + 1), ns(5, late + 2, late + 3), ns(0, 9, 9))
+
+    assert lists(*merged) == ([0, late], [5, late + 3], [0, 9])

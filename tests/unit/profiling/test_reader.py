@@ -1,5 +1,6 @@
 """Traces become rows: whatever the layout, whatever is odd in them, in bounded memory."""
 
+import contextlib
 import gzip
 import json
 import math
@@ -7,6 +8,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -498,7 +501,9 @@ def test_a_reader_that_dies_is_one_message(tmp_path, monkeypatch, program, told)
     monkeypatch.setattr(ranks_module.sys, "executable", str(python))
 
     with pytest.raises(LeverbenchError, match=rf"{told} \(no memory\)") as caught:
-        ranks_module._read_in_process(tmp_path / "t.json", tmp_path / "events.parquet")
+        ranks_module._read_in_process(
+            tmp_path / "t.json", tmp_path / "events.parquet", lambda process: None
+        )
     assert caught.value.where == str(tmp_path / "t.json")
 
 
@@ -526,3 +531,53 @@ def test_memory_does_not_grow_with_the_trace(tmp_path):
     assert peak_mb(large, tmp_path / "events.parquet") < base_mb + 45
     assert peak_mb(long, tmp_path / "events.parquet") < base_mb + 45
     assert load_facts(tmp_path / "events.parquet").left_out == 1
+
+
+@pytest.mark.parametrize("value", ["132", -5, 1.5, True, None, [1], 1 << 53])
+def test_a_property_of_a_gpu_that_cannot_be_one_is_not_told(tmp_path, value):
+    devices = [{"id": 0, "numSms": value, "computeMajor": 9, "name": value}]
+    path = tmp_path / "t.json"
+    path.write_bytes(document(KERNEL, deviceProperties=devices))
+    (device,) = read_events(path, tmp_path / "events").devices
+
+    assert (device["sm_count"], device["compute_major"]) == (None, 9)
+    assert device["name"] in ("132", None)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_pipe_is_read_as_a_file_is(tmp_path, damaged):
+    content = gzip.compress(document(*[KERNEL] * 20_000))
+    if damaged:
+        content = content[: len(content) // 2] + b"\xff" * 99 + content[len(content) // 2 :]
+    os.mkfifo(tmp_path / "pipe")
+    writing = threading.Thread(target=write, args=(tmp_path / "pipe", content))
+    writing.start()
+    facts = read_events(tmp_path / "pipe", tmp_path / "events")
+    writing.join()
+
+    assert facts.events == 20_000 if not damaged else 0 < facts.events < 20_000
+    assert (facts.truncated is not None) == damaged
+
+
+def write(path: Path, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        path.write_bytes(content)
+
+
+@pytest.mark.server
+def test_a_reader_that_cannot_write_says_so_as_this_process_does(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(document(KERNEL))
+    (tmp_path / "file").touch()
+    reader = partial(ranks_module._read_in_process, started=lambda process: None)
+    for read in (read_events, reader):
+        with pytest.raises(OSError, match=r"Not a directory|File exists"):
+            read(path, tmp_path / "file" / "events")
+
+
+def test_a_name_is_cut_where_no_name_of_a_kernel_is_so_long(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(document({**KERNEL, "name": "n" * 100_000}))
+    read_events(path, tmp_path / "events")
+
+    assert load_events(tmp_path / "events").names == ("n" * 16_384,)

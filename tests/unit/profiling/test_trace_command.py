@@ -1,6 +1,9 @@
 """``leverbench trace``: the summary of any traces, and one sentence where there is none."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,3 +110,79 @@ def test_a_device_that_did_nothing_is_one_sentence(command, tmp_path):
 
     with pytest.raises(SystemExit, match="no time on the gpu in it"):
         command(path, "--device", "gpu")
+
+
+def test_any_name_of_a_file_will_do(command, tmp_path):
+    trace = write_trace(tmp_path / "t.json", kernel("a", 0, 5))
+    for name in ("n" * 250 + ".json", os.fsdecode(b"\xff.json"), "a\nb"):
+        trace = trace.rename(tmp_path / name)
+
+        assert command(trace).startswith("1 trace, 1 operations")
+        assert command(trace, trace, "--json").startswith("{")
+
+
+def test_a_name_of_an_operation_is_one_line_of_printable_text(command, tmp_path):
+    text = command(write_trace(tmp_path / "t.json", kernel("a\nb\x1b[31m", 0, 5)))
+
+    assert "a\ufffdb\ufffd[31m (other)" in text
+    assert "\x1b" not in text
+
+
+def test_no_room_is_one_sentence(command, tmp_path, monkeypatch):
+    trace = write_trace(tmp_path / "t.json", kernel("a", 0, 5))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+
+    with pytest.raises(SystemExit, match=r"events cannot be kept .* set TMPDIR to another folder"):
+        command(trace)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_readers_and_leaves_nothing(tmp_path, number):
+    pipes = [tmp_path / "a", tmp_path / "b"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    (tmp_path / "tmp").mkdir()
+    program = "import leverbench.cli as cli; cli.main()"
+    # Ctrl-C may be ignored where this runs, as in a job in the background.
+    default = f"import signal; signal.signal({number:d}, signal.default_int_handler); "
+    process = subprocess.Popen(
+        [sys.executable, "-c", default + program, "trace", *pipes],
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        stderr=subprocess.PIPE,
+    )
+    # Whoever opens a pipe waits for the other side: both are read from here on.
+    with pipes[0].open("wb"), pipes[1].open("wb") as written:
+        process.send_signal(number)
+        _, told = process.communicate(timeout=20)
+        # Both readers are gone.
+        with pytest.raises(BrokenPipeError):
+            os.write(written.fileno(), b"{")
+
+    assert (process.returncode, told) == (128 + number, b"")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.server
+def test_a_reader_of_the_output_that_has_enough_is_no_error(tmp_path):
+    trace = write_trace(tmp_path / "t.json", kernel("a", 0, 5))
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = "import leverbench.cli as cli; cli.main()"
+    command = [sys.executable, "-c", program, "trace", trace]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.server
+def test_descriptors_are_read_wherever_their_reader_runs(tmp_path):
+    trace = write_trace(tmp_path / "t.json", kernel("a", 0, 5))
+    program = "import leverbench.cli as cli; cli.main()"
+    with trace.open("rb") as one, trace.open("rb") as other:
+        fds = (one.fileno(), other.fileno())
+        command = [sys.executable, "-c", program, "trace", *(f"/dev/fd/{fd}" for fd in fds)]
+        done = subprocess.run(command, pass_fds=fds, capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("2 traces, 2 operations")

@@ -69,6 +69,15 @@ def test_a_table_for_each_workload_and_concurrency(campaign):
         {"machine": None},
         {"top": [{"name": "x"}]},
         {"concurrency": None},
+        {"total_us": "x"},
+        {"decode_steps": "x"},
+        {"total_us": float("nan")},
+        {"idle_share": float("inf")},
+        {"categories": [{"category": "gemm", "share": -0.1}]},
+        {"gaps": {"count": 3, "total_us": 9.0}},
+        {"gaps": {"count": 3, "total_us": 9.0, "median_us": None}},
+        {"communication": {"transfer_us": None, "wait_us": None}},
+        {"tensor_activity": {"gpus": [{"any_tensor": "x"}]}},
     ],
 )
 def test_a_foreign_record_is_named(campaign, damage):
