@@ -263,5 +263,8 @@ def _tuning(shape: str, record: Mapping[str, Any]) -> Tuning:
         )
         for entry in record["chosen"]
     )
-    why = {record["outcome"]: str(record["detail"])}
-    return Tuning(shape, why.get("skipped"), tuple(choices), why.get("given"))
+    outcome = record["outcome"]
+    skipped, given = (
+        str(record["detail"]) if outcome == told else None for told in ("skipped", "given")
+    )
+    return Tuning(shape, skipped, tuple(choices), given)
