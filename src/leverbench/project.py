@@ -258,7 +258,7 @@ class Project:
     @cached_property
     def lookups(self) -> Mapping[str, Launch]:
         """The launches that show shapes which are not known yet, by the path of the record."""
-        return lookups(self.campaign)
+        return lookups(self._chosen)
 
     def lookup(self, kernel: str, name: str) -> Launch:
         """Returns the launch that shows shapes of a kernel, by the name of its record."""
@@ -291,9 +291,18 @@ class Project:
         return [str(prepared.published / "published.json") for prepared in kernels]
 
     def kernel_records(self) -> list[str]:
-        """Returns all that is recorded of the campaign's kernels: what is lost is made again."""
+        """Returns all that is recorded of the campaign's kernels: what is lost is made again.
+
+        Kernels without shapes have none yet.
+        """
         made = (record for kernel in self._kernels for record in kernel.records)
         return list(dict.fromkeys(map(str, made)))
+
+    def require_shapes(self) -> list[str]:
+        """Returns what shows unknown shapes; ends the run where nothing would show them."""
+        for error in unknown_shapes(self._chosen):
+            _exit(error)
+        return list(self.lookups)
 
     def exports(self) -> list[str]:
         """Returns the bundle of each kernel of the engine's own."""
@@ -357,6 +366,7 @@ class Project:
                     cure="Add execution=session to --config: then one job is one session.",
                 )
             preflight(self._chosen, self.directory)
+            self._require_shapes(jobs)
             self._require_same_environment({path for made in jobs.values() for path in made})
         except LeverbenchError as error:
             _exit(error)
@@ -388,7 +398,11 @@ class Project:
         if again is not None and not failed and self.lookups:
             print("leverbench: the shapes are known now", file=sys.stderr, flush=True)
             again()
-        settled = self.campaign.until is None or (failed and not self._only_gate_failed())
+        if again is None and not failed and any(Path(path).exists() for path in self.lookups):
+            print("leverbench: the shapes are known now: run again", file=sys.stderr, flush=True)
+        # Some variants alone make no whole block.
+        settled = self.campaign.until is None or bool(self.only)
+        settled = settled or (failed and not self._only_gate_failed())
         if again is not None and not settled and self._grows():
             last = max(session for _, session in self.order)
             told = f"leverbench: not decided after session {last}: session {last + 1} is next"
@@ -450,6 +464,21 @@ class Project:
                 where=self.campaign.file,
                 cure=f"Rename one of them, or remove {path} if {other} was moved here.",
             )
+
+    def _require_shapes(self, jobs: Mapping[str, Sequence[str]]) -> None:
+        """Raises where a variant's server would be launched before its kernels have shapes.
+
+        It would be launched without them: only a run of the whole campaign discovers them first.
+        """
+        served = (path for rule in ("serve", "bench", "profile") for path in jobs.get(rule, ()))
+        for name in dict.fromkeys(Path(path).parts[2] for path in served):
+            for kernel in self.campaign.variants[name].engine.tuned:
+                if kernel in self.campaign.unshaped:
+                    raise LeverbenchError(
+                        f"{name} is given {kernel}, whose shapes are not known yet",
+                        where=self.campaign.file,
+                        cure="Run snakemake without a target, or first with the target kernels.",
+                    )
 
     def _sessions(self, variants: Collection[str] = ()) -> list[Session]:
         chosen = variants or tuple(self.campaign.variants)
@@ -739,7 +768,8 @@ def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
     for one in prepared:
         if one.toolchain.compiler is None and one.kernel.language != "triton":
             yield lacking_compiler(one.kernel)
-    if prepared and campaign.execution == "session":
+    given = any(variant.engine.tuned for variant in campaign.variants.values())
+    if given and campaign.execution == "session":
         yield LeverbenchError(
             "jobs of one session each may run where other processors are, and kernels are built"
             " and tuned for this one",

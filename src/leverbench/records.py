@@ -34,12 +34,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
-    """Appends one JSON line, in one write, so that lines of several processes never mix."""
+    """Appends one JSON line, in one write, so that lines of several processes never mix.
+
+    Raises:
+        OSError: It is not all there, such as on a full disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(redacted(entry), allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line)
+        # On a disk that becomes full a part is written; the next write then says why.
+        while line:
+            line = line[os.write(descriptor, line) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

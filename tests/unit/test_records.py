@@ -1,6 +1,8 @@
 """Records are whole or absent."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -47,6 +49,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write_bytes(path, "text")  # type: ignore[arg-type]
 
     assert path.read_bytes() == b"old"
+
+
+def test_a_line_that_is_not_all_written_is_an_error(tmp_path):
+    code = (
+        "import resource, pathlib; from leverbench.records import append_line;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30));"
+        f"append_line(pathlib.Path({str(tmp_path / 'lines')!r}), {{'a': 'x' * 100}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert "OSError: [Errno 27]" in done.stderr
+    assert (tmp_path / "lines").stat().st_size == 30
 
 
 def test_lines_are_appended(tmp_path):

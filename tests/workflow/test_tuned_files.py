@@ -79,6 +79,43 @@ def test_an_unknown_model_stops_a_run(gpu_project):
     assert "Traceback" not in said.stdout
 
 
+def test_no_server_is_launched_without_its_files_while_their_shapes_are_unknown(gpu_project):
+    gpu_project.change(kernels={KERNEL: {"shapes": "discover"}})
+    assert gpu_project.jobs("--config", "only=tuned") == {"discover_shapes": 1}
+    assert "discover_shapes" not in gpu_project.jobs("--config", "only=baseline")
+
+    said = gpu_project.snakemake("results/small/tuned/s1/server.json")
+    assert said.returncode != 0
+    assert f"tuned is given {KERNEL}, whose shapes are not known yet" in said.stdout
+    assert "rule serve" not in said.stdout
+
+    said = gpu_project.snakemake("--config", "execution=session")
+    assert said.returncode != 0
+    assert "jobs of one session each" in said.stdout
+    assert "rule discover_shapes" not in said.stdout
+
+
+def test_a_target_of_kernels_discovers_their_shapes_first(gpu_project):
+    gpu_project.change(kernels={KERNEL: {"shapes": "discover"}})
+    assert gpu_project.jobs("kernels") == {"discover_shapes": 1, "kernels": 1}
+
+    said = gpu_project.snakemake("export")
+
+    assert (said.returncode, "the shapes are known now: run again" in said.stdout) == (0, True)
+    assert gpu_project.jobs("export")["tune_kernel"] == 2
+
+
+@pytest.mark.parametrize("target", ["kernels", "export"])
+def test_a_target_of_kernels_that_cannot_be_made_says_so(gpu_project, target):
+    (gpu_project.path / "models/m/config.json").write_text(json.dumps({"model_type": "mystery"}))
+
+    said = gpu_project.snakemake("--dry-run", target)
+
+    assert said.returncode != 0
+    assert "mystery" in said.stdout
+    assert "Traceback" not in said.stdout
+
+
 def test_shapes_are_discovered_by_one_launch_and_the_run_goes_on_with_them(gpu_project):
     gpu_project.change(kernels={KERNEL: {"shapes": "discover"}})
     assert gpu_project.jobs() == {"discover_shapes": 1}

@@ -123,6 +123,16 @@ def tuning_order(wildcards):
     return ",".join(map(str, sizes))
 
 
+def kernel_records(wildcards):
+    """Returns all records of the campaign's kernels, or first what shows their shapes."""
+    return RUN.require_shapes() or RUN.kernel_records()
+
+
+def kernel_bundles(wildcards):
+    """Returns the bundle of each kernel of the engine's own, or first what shows their shapes."""
+    return RUN.require_shapes() or RUN.exports()
+
+
 def published_kernels(wildcards):
     """Returns the record of each kernel that a variant's server is given."""
     return RUN.published_records(wildcards.variant)
@@ -204,7 +214,7 @@ def begin_run():
 def end_run(failed=False):
     """Ends the server that this run kept, and says where the report is."""
     asked = workflow.dag_settings
-    part = asked.targets or asked.until or asked.omit_from or asked.batch or RUN.only
+    part = asked.targets or asked.until or asked.omit_from or asked.batch
     # Forced or touched jobs would be so again and again.
     part = part or asked.forceall or asked.forcerun or workflow.touch
     RUN.end(failed=failed, again=None if part else start_again)

@@ -6,13 +6,13 @@ localrules:
 # All of the campaign's kernels, and nothing that they are for.
 rule kernels:
     input:
-        RUN.kernel_records(),
+        kernel_records,
 
 
 # What was chosen for kernels of the engine's own, in its format and with all times.
 rule export:
     input:
-        RUN.exports(),
+        kernel_bundles,
 
 
 rule export_kernel:

@@ -43,7 +43,7 @@ class Choice:
     Attributes:
         dimensions: Shape and size.
         config: The parameters.
-        published: Whether they are better ones than the default.
+        published: Whether they are better ones than the default, or given.
         speedup: Time with the default over that with the best other parameters; None where no
             others were raced against it.
         low: Lower end of its interval.
@@ -66,11 +66,13 @@ class Tuning:
         shape: Its name.
         skipped: Why nothing was tried; None where it was.
         choices: One a size.
+        given: Where they are from, where nothing was tried since files of others are served.
     """
 
     shape: str
     skipped: str | None
     choices: tuple[Choice, ...]
+    given: str | None = None
 
 
 @dataclass(frozen=True)
@@ -261,5 +263,8 @@ def _tuning(shape: str, record: Mapping[str, Any]) -> Tuning:
         )
         for entry in record["chosen"]
     )
-    skipped = str(record["detail"]) if record["outcome"] == "skipped" else None
-    return Tuning(shape, skipped, tuple(choices))
+    outcome = record["outcome"]
+    skipped, given = (
+        str(record["detail"]) if outcome == told else None for told in ("skipped", "given")
+    )
+    return Tuning(shape, skipped, tuple(choices), given)

@@ -377,6 +377,13 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     where=where,
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
+            for dimension, value in shape.items():
+                if kernel.configs is not None and not isinstance(value, int):
+                    raise LeverbenchError(
+                        f"kernels.{name}.shapes: {dimension} cannot be {value!r}",
+                        where=where,
+                        cure="Give a number.",
+                    )
         found[name] = for_campaign(kernel, settings)
         if kernel.configs is not None and "sizes" not in settings:
             given = Path(settings["files"]) if "files" in settings else None

@@ -293,6 +293,39 @@ def read_folder(
     return configs
 
 
+def check_common(path: Path, by_m: Mapping[int, Config], block: Block) -> None:
+    """Raises `LeverbenchError` where configs are for another kernel than the common one.
+
+    Args:
+        path: The file that they are from.
+        by_m: Configs that can be launched, by M.
+        block: (n, k) of the block that one scale belongs to.
+    """
+    common = _gemm_rules(block, hopper=False).order
+    for m, config in by_m.items():
+        if others := [key for key in config if key not in common]:
+            raise LeverbenchError(
+                f"{', '.join(others)}: it is for the engine's kernel for Hopper, and the common one"
+                " is what is verified and given files",
+                where=f"{path}: M={m}",
+                cure="Remove this M, or the file.",
+            )
+
+
+def shipped_configs(name: str, text: str, block: Block) -> dict[int, dict[str, int]]:
+    """Returns the configs by M of a file that the engine brings along, in the file's order.
+
+    Args:
+        name: Of the file.
+        text: Its content.
+        block: (n, k) of the block that one scale belongs to.
+
+    Raises:
+        LeverbenchError: They cannot be used by the common kernel.
+    """
+    return _read_text(Path(name), text, _gemm_rules(block, hopper=False))
+
+
 def write_moe_configs(
     root: Path,
     triton_version: str,
@@ -568,7 +601,19 @@ def _check_values(files: Mapping[Path, Mapping[int, Config]], rules: _Rules) -> 
 
 
 def _read(path: Path, rules: _Rules) -> dict[int, dict[str, int]]:
-    pairs = _parsed(path)
+    try:
+        # As text: what the engine's own reader refuses, such as a byte order mark, is refused.
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        reason, cure = f"it cannot be read ({error.strerror})", "Name a file that can be read."
+        raise LeverbenchError(reason, where=str(path), cure=cure) from None
+    except UnicodeDecodeError as error:
+        raise LeverbenchError(f"it is not JSON ({error})", where=str(path), cure=_REMAKE) from None
+    return _read_text(path, text, rules)
+
+
+def _read_text(path: Path, text: str, rules: _Rules) -> dict[int, dict[str, int]]:
+    pairs = _parsed(path, text)
     if not isinstance(pairs, _Pairs):
         raise LeverbenchError(
             "it is JSON, but no object of configs by M", where=str(path), cure=_REMAKE
@@ -601,23 +646,18 @@ class _Pairs:
     items: list[tuple[str, Any]]
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path, text: str) -> Any:
+    if not text.strip():
+        raise LeverbenchError("the file is empty", where=str(path), cure=_REMAKE)
     try:
-        # As text: what the engine's own reader refuses, such as a byte order mark, is refused.
-        text = path.read_bytes().decode("utf-8")
-        if not text.strip():
-            raise LeverbenchError("the file is empty", where=str(path), cure=_REMAKE)
         return json.loads(text, object_pairs_hook=_Pairs)
-    except OSError as error:
-        reason, cure = f"it cannot be read ({error.strerror})", "Name a file that can be read."
-        raise LeverbenchError(reason, where=str(path), cure=cure) from None
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         what = "it ends in the middle, as if truncated" if cut else "it is not JSON"
         at = f"{error.msg}, line {error.lineno}"
         raise LeverbenchError(f"{what} ({at})", where=str(path), cure=_REMAKE) from None
     except (ValueError, RecursionError) as error:
-        # Not UTF-8, a number of thousands of digits, or brackets in thousands of brackets.
+        # A number of thousands of digits, or brackets in thousands of brackets.
         detail = str(error).partition(";")[0]
         raise LeverbenchError(f"it is not JSON ({detail})", where=str(path), cure=_REMAKE) from None
 

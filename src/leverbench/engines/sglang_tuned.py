@@ -46,8 +46,12 @@ class BlockGemmFiles:
         return sglang_shapes.alternatives(config, args, env)
 
     def looked_up(self, log: str) -> list[LookedUp]:
-        """Reads the lines ``Using configuration from`` and ``Config file not found at``."""
-        return sglang_config_lines.looked_up(log)
+        """Reads the lines ``Using configuration from`` and ``Config file not found at``.
+
+        Those of other blocks are left out: no file of these kinds is for them.
+        """
+        found = sglang_config_lines.looked_up(log)
+        return [one for one in found if (one.block_n, one.block_k) == _BLOCK]
 
     def captured_sizes(self, args: Mapping[str, Any]) -> tuple[int, ...] | None:
         """Reads ``cuda-graph-bs-decode``."""
@@ -56,7 +60,16 @@ class BlockGemmFiles:
     def draft_tokens(self, args: Mapping[str, Any]) -> int:
         """Reads ``speculative-num-draft-tokens``: all of them are verified in one step."""
         given = args.get("speculative-num-draft-tokens")
-        return int(given) if args.get("speculative-algorithm") and given else 1
+        if not args.get("speculative-algorithm") or not given:
+            return 1
+        try:
+            return int(given)
+        except (TypeError, ValueError):
+            raise LeverbenchError(
+                f"{given!r} is no number of tokens",
+                where="args.speculative-num-draft-tokens",
+                cure="Write 2, 3, 4, ...",
+            ) from None
 
     def why_not_read(
         self,
@@ -80,10 +93,24 @@ class BlockGemmFiles:
         """Returns what the engine brings along for a shape on a device, by M; empty for none."""
         name = sglang_configs.file_name(n, k, device, _BLOCK)
         found = facts_of(_in_package, settings.python, settings.wrapper, name)
-        text = found["shipped"] if found else None
-        if text is None:
+        if found is None or found["source"] is None:
+            # Not known is not none: the default would be raced in its place.
+            raise LeverbenchError(
+                f"what the engine brings along for N={n}, K={k} cannot be told",
+                where=" ".join([*settings.wrapper, settings.python or sys.executable]),
+                cure="See that this interpreter runs and has the engine, and run again.",
+            )
+        if found["shipped"] is None:
             return {}
-        return {int(m): dict(config) for m, config in json.loads(text).items()}
+        try:
+            return sglang_configs.shipped_configs(name, found["shipped"], _BLOCK)
+        except LeverbenchError as error:
+            raise LeverbenchError(
+                f"a file that the engine brings along: {error.what}",
+                where=error.where,
+                cure="Servers read it, too: install the engine anew, or leave this shape out"
+                " (shapes: in the campaign).",
+            ) from None
 
     def read(
         self,
@@ -93,9 +120,15 @@ class BlockGemmFiles:
         capability: tuple[int, int] | None,
     ) -> dict[tuple[int, int], dict[int, dict[str, int]]]:
         """Reads them as the engine would, and refuses what would not do there."""
-        return sglang_configs.read_folder(
+        read = sglang_configs.read_folder(
             folder, device=device, block=_BLOCK, version=version, capability=capability
         )
+        for (n, k), by_m in read.items():
+            # Refused now, and not by what verifies and writes them after hours.
+            sglang_configs.check_common(
+                folder / sglang_configs.file_name(n, k, device, _BLOCK), by_m, _BLOCK
+            )
+        return read
 
     def write(self, folder: Path, device: str, chosen: Sequence[Mapping[str, Any]]) -> list[Path]:
         """Writes a file for each (N, K), with the keys of M ascending."""

@@ -16,6 +16,9 @@ MANIFEST = "kernel.yaml"
 # What knows the kernel's tensors: it is imported by the engine's interpreter alone.
 MODULE = "kernel.py"
 
+# Where the account of how tuned files came about stands beside them.
+_ACCOUNT = "provenance.json"
+
 # What it must define; one whose results the engine reads as its own files has no calls to serve.
 FUNCTIONS = (
     *("load", "make_inputs", "make_outputs", "run", "fallback", "reference", "odd_shapes"),
@@ -126,7 +129,7 @@ class Kernel:
     def space_digest(self) -> str:
         """Names what is tried: parameters, default, restrictions, order, and what a size is of."""
         tried = [dict(self.parameters), dict(self.default), self.restrictions, self.size]
-        given = sorted(self.given.glob("*.json")) if self.given else ()
+        given = given_files(self.given) if self.given else ()
         others = [self.order, *({path.name: _sha256(path)} for path in given)]
         return digest([*tried, *(other for other in others if other is not None)])
 
@@ -138,6 +141,12 @@ def shape_name(shape: Dimensions) -> str:
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+def given_files(folder: Path) -> list[Path]:
+    """Returns the tuned files of a folder: what is hidden or an account of them changes nothing."""
+    found = sorted(folder.glob("*.json"))
+    return [path for path in found if path.name != _ACCOUNT and not path.name.startswith(".")]
 
 
 def read_kernel(folder: Path) -> Kernel:
@@ -311,4 +320,9 @@ def _defined(module: Path) -> set[str] | None:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise LeverbenchError(
+            f"it cannot be read ({error.strerror})", where=str(path), cure="Make it readable."
+        ) from None

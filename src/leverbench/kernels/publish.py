@@ -54,11 +54,34 @@ def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path)
     """
     module = f"leverbench_{kernel.name.replace('-', '_')}"
     engine = get_engine(kernel.engine)
-    read = [records.read_record(path) for path in tunings]
+    chosen: list[dict[str, Any]] = []
+    devices: dict[str, None] = {}
+    for path in tunings:
+        record = records.read_record(path)
+        try:
+            entries = [_chosen(kernel, entry) for entry in record.get("chosen") or ()]
+            if kernel.configs is not None:
+                device = record["machine"]["gpus"]
+                if not entries or not isinstance(device, str):
+                    raise ValueError(f"{len(entries)} sizes on the GPU {device}")
+                devices[device] = None
+            chosen += entries
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LeverbenchError(
+                f"no record of a tuning ({error!r})",
+                where=str(path),
+                cure="Delete it and run again: it is made anew.",
+            ) from None
+    if len(devices) > 1:
+        raise LeverbenchError(
+            f"its shapes were tuned on several devices: {', '.join(devices)}",
+            where=str(tunings[0].parent),
+            cure="Delete the records of all but one, and run again on that one.",
+        )
     about: dict[str, Any] = {
         "kernel": kernel.name,
         "hook": kernel.hook,
-        "chosen": [_chosen(kernel, entry) for one in read for entry in one.get("chosen") or ()],
+        "chosen": chosen,
         "default": dict(kernel.default),
         "size": kernel.size,
     }
@@ -72,7 +95,7 @@ def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path)
             about["digest"] = records.digest([about, _digests(made)])
             (package / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
         else:
-            about |= _write_configs(package, engine.tuned_files, read, about["chosen"])
+            about |= _write_configs(package, engine.tuned_files, next(iter(devices), ""), chosen)
         files = _digests(made)
         # A record of before would vouch for another plugin.
         (folder / RECORD).unlink(missing_ok=True)
@@ -87,8 +110,11 @@ def publish(kernel: "Kernel", code: Path, tunings: Sequence[Path], folder: Path)
 def _chosen(kernel: "Kernel", entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a call is given: what is not faster beyond noise is not shipped."""
     default = kernel.default if kernel.configs is None else entry["default"]
+    dimensions = entry["dimensions"]
+    if kernel.configs is not None:
+        dimensions = {name: int(dimensions[name]) for name in (*kernel.shapes[0], str(kernel.size))}
     return {
-        "dimensions": entry["dimensions"],
+        "dimensions": dimensions,
         "config": entry["config"] if entry["published"] else dict(default),
         "published": entry["published"],
     }
@@ -97,7 +123,7 @@ def _chosen(kernel: "Kernel", entry: Mapping[str, Any]) -> dict[str, Any]:
 def _write_configs(
     package: Path,
     tuned: TunedFiles,
-    read: Sequence[Mapping[str, Any]],
+    device: str,
     chosen: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Writes files for the engine's own kernel, and what gives them to it.
@@ -110,7 +136,6 @@ def _write_configs(
     """
     configs = package / "configs"
     configs.mkdir(parents=True)
-    (device,) = {one["machine"]["gpus"] for one in read}
     shapes = dict.fromkeys((int(c["dimensions"]["N"]), int(c["dimensions"]["K"])) for c in chosen)
     files = []
     for n, k in shapes:

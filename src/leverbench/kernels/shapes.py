@@ -44,11 +44,12 @@ def unknown_shapes(campaign: Campaign) -> Iterator[LeverbenchError]:
     """
     awaited = {Path(record).parts[-3] for record in lookups(campaign)}
     for name, kernel in campaign.unshaped.items():
+        if name in awaited or not _given(campaign, kernel):
+            continue
         try:
             _shaped(campaign, kernel)
         except LeverbenchError as error:
-            if name not in awaited:
-                yield error
+            yield error
 
 
 def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
@@ -61,14 +62,15 @@ def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
     for name, kernel in {**campaign.kernels, **campaign.unshaped}.items():
         if kernel.configs is None:
             continue
-        listed = [GemmShape(int(s["N"]), int(s["K"]), 128, 128, ()) for s in kernel.shapes]
+        known = kernel.shapes if name in campaign.kernels else ()
+        listed = [GemmShape(int(s["N"]), int(s["K"]), 128, 128, ()) for s in known]
         for variant in _given(campaign, kernel):
             engine = variant.engine
             problem = _files(kernel).why_not_read(
                 _version(engine),
                 capability,
                 engine.args,
-                listed if name in campaign.kernels else (),
+                listed,
                 engine.env,
             )
             if problem:
@@ -160,8 +162,9 @@ def record_lookups(launch: Launch, seen: Sequence[LookedUp], record: Path) -> No
         raise LeverbenchError(
             "the server looked no tuned file up",
             where=f"variant {launch.variant}",
-            cure="Another backend serves its GEMMs, or nothing is logged at its log level. Or say"
-            " shapes: model in the campaign.",
+            cure="Another backend serves its GEMMs, its weights have scales for other blocks than"
+            " the kernel is for, or nothing is logged at its log level. Or say shapes: model in the"
+            " campaign.",
         )
     about = {"kind": "lookups", "launch": launch.as_params()}
     records.write_record(record, {**about, "looked_up": [asdict(one) for one in seen]})
@@ -221,6 +224,12 @@ def _derived(campaign: Campaign, kernel: Kernel, variant: Variant) -> tuple[Gemm
     except LeverbenchError as error:
         where = f"{campaign.file}: variant {variant.name}: {error.where or 'its arguments'}"
         raise LeverbenchError(error.what, where=where, cure=error.cure) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LeverbenchError(
+            f"the model's config.json and these arguments make no shapes ({error!r})",
+            where=f"{campaign.file}: variant {variant.name}",
+            cure="Take the file that belongs to the model's weights, and look at the arguments.",
+        ) from None
 
 
 def _config(campaign: Campaign, kernel: Kernel) -> dict[str, Any]:
@@ -264,8 +273,11 @@ def _lookup(campaign: Campaign, kernel: Kernel, variant: Variant) -> tuple[Path,
 
 def _read(record: Path) -> list[LookedUp]:
     try:
-        return [LookedUp(**entry) for entry in records.read_record(record)["looked_up"]]
-    except (KeyError, TypeError) as error:
+        seen = [LookedUp(**entry) for entry in records.read_record(record)["looked_up"]]
+        if not seen or not all(type(size) is int for one in seen for size in one.key):
+            raise ValueError("no shapes")
+        return seen
+    except (KeyError, TypeError, ValueError) as error:
         raise LeverbenchError(
             f"not what a server looked up ({error!r})",
             where=str(record),

@@ -268,6 +268,7 @@ def _kernel_calls(kernel: KernelResults) -> list[dict[str, Any]]:
                 "config": config_text(given.config),
                 "choice": choice,
                 "skipped": tunings[shape].skipped if shape in tunings else None,
+                "given": tunings[shape].given if shape in tunings else None,
                 "timed": calls.get(dimensions),
             }
         )

@@ -49,7 +49,9 @@ def _answer(
 ) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        compiled = module.compile(dimensions, config, capability)
+        compiled = dict(module.compile(dimensions, config, capability))
+        compiled["shared_bytes"] = int(compiled["shared_bytes"])
+        json.dumps(compiled)
     except Exception as error:  # a compiler may raise anything
         said = str(error).strip().splitlines() or [""]
         return {"invalid": "build-failed", "detail": f"{type(error).__name__}: {said[0]}"}

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -196,7 +197,7 @@ def _read(path: Path) -> _Tuning:
             where=str(path),
             cure="Give the kernel sizes: in the campaign, delete the record and run again.",
         )
-    skipped = str(record.get("detail")) if outcome == Outcome.SKIPPED else None
+    skipped = str(record.get("detail")) if outcome != Outcome.TUNED else None
     return _Tuning(path, about, shape, calls, skipped)
 
 
@@ -213,12 +214,15 @@ def _call(shape: Mapping[str, Any], entry: Mapping[str, Any]) -> _Call:
         # Of a race all is known, or it was none.
         raced = [float(value) for value in raced]
     tuned_s, speedup, low, high = raced
+    times = [float(entry["default_s"]), *(value for value in raced if value is not None)]
+    if not all(map(math.isfinite, times)):
+        raise ValueError(f"times are {times}")
     return _Call(
         shape=shape,
         dimensions=dimensions,
         config=dict(entry["config"] if shipped else entry["default"]),
         shipped=shipped,
-        default_s=float(entry["default_s"]),
+        default_s=times[0],
         tuned_s=tuned_s,
         speedup=speedup,
         low=low,
@@ -255,7 +259,7 @@ def _check_together(tunings: Sequence[_Tuning]) -> None:
         raise LeverbenchError(
             f"nothing was tuned: {first.skipped}",
             where=str(first.path),
-            cure="Remove skip_by: from the campaign to tune all the same.",
+            cure="Remove skip_by: or files: from the campaign to tune all the same.",
         )
     if not first.about["machine"]["gpus"]:
         raise LeverbenchError(

@@ -347,10 +347,10 @@ class _Call:
         """Returns the candidates that compile, and counts the others."""
         kept = []
         for candidate, result in zip(candidates, results, strict=True):
-            if isinstance(result, Compiled):
+            # That its compiler was killed stays in the journal. Of the default, which a search
+            # needs, its first call tells, and is tried again.
+            if isinstance(result, Compiled) or candidate == self.default:
                 kept.append(candidate)
-            elif candidate == self.default:
-                raise self._unusable(result)
             else:
                 invalid[result.reason] += 1
         return kept

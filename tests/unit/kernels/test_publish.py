@@ -12,7 +12,7 @@ from scripted_kernel import SERVES, publish_scripted, scripted_kernel
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.manifest import read_kernel
 from leverbench.kernels.publish import publish, read_published
-from leverbench.records import read_record
+from leverbench.records import read_record, write_record
 
 CHOSEN = (
     {"dimensions": {"heads": 4, "batch": 1}, "config": {"block": 32}, "published": False},
@@ -120,3 +120,27 @@ def test_tuned_files_hold_every_size_and_the_incumbent_where_nothing_won(tmp_pat
     said = json.loads((package / "configs.json").read_text())
     assert (said["device"], list(said["files"])) == ("Some_GPU", [file.name])
     assert (said["digest"], found.hook) == (found.digest, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"machine": {"gpus": None}}, "1 sizes on the GPU None"),
+        ({"machine": None}, "no record of a tuning"),
+        ({"chosen": []}, "0 sizes on the GPU Some GPU"),
+        ({"chosen": [{"dimensions": {"M": 1}}]}, "no record of a tuning"),
+        ({"chosen": [{"dimensions": {"N": "x", "K": 1, "M": 1}}]}, "no record of a tuning"),
+        ({"machine": {"gpus": "Other GPU"}}, "on several devices: Some GPU, Other GPU"),
+    ],
+)
+def test_tunings_that_make_no_files_are_named_and_what_was_published_stays(tmp_path, changes, said):
+    kernel, configs = read_kernel(KERNEL), {1: gemm_config(16)}
+    first = tuning_record(tmp_path / "1.json", 256, 512, configs, "Some GPU")
+    other = tuning_record(tmp_path / "2.json", 512, 512, configs, "Some GPU")
+    publish(kernel, tmp_path, [first, other], tmp_path)
+    before = read_published(tmp_path)
+    write_record(other, {**read_record(other), **changes})
+
+    with pytest.raises(LeverbenchError, match=said):
+        publish(kernel, tmp_path, [first, other], tmp_path)
+    assert read_published(tmp_path) == before

@@ -1,6 +1,8 @@
 """Shapes of the engine's own kernel, as a campaign's model and servers have them."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from unit.campaign.campaign_files import load
 from leverbench.campaign.file import load_campaign
 from leverbench.campaign.model import Campaign
 from leverbench.engines import get_engine
+from leverbench.engines.sglang_configs import file_name
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.shapes import (
     differences,
@@ -133,6 +136,10 @@ def test_listed_ones_and_listed_sizes_are_taken_as_they_are(project):
             ),
             "blocks of 32 x 32",
         ),
+        (json.dumps({**CONFIG, "quantization_config": [1]}), "make no shapes"),
+        (json.dumps({**CONFIG, "model_type": []}), "make no shapes"),
+        (json.dumps({**CONFIG, "num_key_value_heads": 0}), "make no shapes"),
+        (json.dumps({**CONFIG, "head_dim": "x"}), "make no shapes"),
     ],
 )
 def test_a_configuration_that_does_not_tell_them_leaves_them_unknown(project, content, said):
@@ -254,3 +261,77 @@ def test_given_files_say_what_they_are_for(project):
     other = ("RTX PRO 6000 Blackwell Workstation Edition", "H200")
     (problem,) = unknown_shapes(campaign(project, "files: tuned", device=other))
     assert "H200" in str(problem)
+
+
+@pytest.mark.parametrize("size", ["x", "-5", "1.5", "[1]", "0"])
+def test_a_listed_shape_has_dimensions_like_the_manifest_s(project, size):
+    with pytest.raises(LeverbenchError, match=r"c\.yaml.*kernels"):
+        campaign(project, f"shapes: [{{N: {size}, K: 128}}]")
+
+
+def test_a_number_of_draft_tokens_that_is_none_leaves_the_sizes_unknown(project):
+    engine = ("triton}", "triton, speculative-algorithm: EAGLE, speculative-num-draft-tokens: x}")
+
+    (problem,) = unknown_shapes(campaign(project, engine=engine))
+    assert "is no number of tokens" in str(problem)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"schema_version": 1, "looked_up": []}'])
+def test_a_record_that_shows_no_shapes_is_no_reason_to_launch_or_to_tune(project, content):
+    ((path, _),) = lookups(campaign(project, "shapes: discover")).items()
+    Path(path).parent.mkdir(parents=True)
+    Path(path).write_text(content)
+
+    found = campaign(project, "shapes: discover")
+    assert (lookups(found), list(found.unshaped)) == ({}, [KERNEL])
+    (problem,) = unknown_shapes(found)
+    assert path in str(problem)
+
+
+def test_a_lookup_of_other_blocks_is_none_of_the_kernel_s():
+    name = "N=512,K={k},device_name=GPU,dtype=fp8_w8a8,block_shape=[{b}, {b}].json"
+    miss = "Using default W8A8 Block FP8 kernel config. Config file not found at /x/"
+    log = "".join(f"{miss}{name.format(k=k, b=b)}\n" for k, b in ((256, 32), (512, 128)))
+
+    seen = get_engine("sglang").tuned_files.looked_up(log)
+    assert [(one.k, one.block_k) for one in seen] == [(512, 128)]
+
+
+def test_variants_that_are_not_given_a_kernel_lack_nothing_of_it(project):
+    found = campaign(project, "files: nowhere")
+    assert len(list(unknown_shapes(found))) == 1
+
+    alone = replace(found, variants={"a": found.variants["a"]})
+    assert (list(unknown_shapes(alone)), list(unread(alone))) == ([], [])
+
+
+def test_what_is_no_tuned_file_is_no_part_of_given_ones(project):
+    folder = given(project, {"num_stages": 3})
+    before = campaign(project, "files: tuned").kernels[KERNEL].space_digest
+    (folder / "provenance.json").write_text("{}")
+    (folder / ".hidden.json").mkdir()
+
+    assert campaign(project, "files: tuned").kernels[KERNEL].space_digest == before
+
+
+def test_given_files_for_another_kernel_of_the_engine_are_refused_at_once(project):
+    device = ("RTX PRO 6000 Blackwell Workstation Edition", "H200")
+    folder = given(project, {"num_stages": 3, "SWAP_AB": True}, "NVIDIA H200")
+
+    (problem,) = unknown_shapes(campaign(project, "files: tuned", device=device))
+    assert "SWAP_AB: it is for the engine's kernel for Hopper" in str(problem)
+    assert str(folder) in str(project / str(problem))
+
+
+def given(
+    project: Path,
+    values: Mapping[str, int],
+    device: str = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+) -> Path:
+    """Writes a folder with a file for (256, 512) at M = 1."""
+    tile = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
+    folder = project / "tuned"
+    folder.mkdir()
+    path = folder / file_name(256, 512, device, (128, 128))
+    path.write_text(json.dumps({"1": {**tile, "num_warps": 4, **values}}))
+    return folder

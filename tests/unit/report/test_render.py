@@ -794,6 +794,17 @@ def test_a_kernel_whose_default_won_is_named(campaign, undrawn):
     assert "**predicted**" not in findings
 
 
+def test_given_files_are_told_as_such_and_not_as_tuned(campaign, undrawn):
+    entries = [chosen(16, None, published=True)]
+    given = {"outcome": "given", "detail": "its files are given: there", "chosen": entries}
+    campaign.give_kernel("float32", [timed(16, 3.0)], given)
+    page, findings = render(campaign)
+
+    told = "(heads4) was not tuned: its files are given: there. It is served with block="
+    assert told in findings
+    assert "given not tuned 3.000" in page.text
+
+
 def test_a_tuning_that_was_skipped_is_told_with_its_reason(campaign, undrawn):
     why = "attention is 1.2% of the time, so no more than 1.012 could be gained"
     entries = [chosen(16, None, published=False)]

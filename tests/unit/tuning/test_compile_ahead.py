@@ -219,3 +219,13 @@ def test_a_line_of_the_journal_has_what_was_found(kernel):
     )
     assert line["compiled"]["shared_bytes"] == 10240
     assert 0 <= line["compiled"]["seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "{}", "{'shared_bytes': None}", "{'shared_bytes': 1, 'of': {1, 2}}"]
+)
+def test_a_compile_function_that_returns_something_else_makes_no_candidate(kernel, returned):
+    path = kernel.folder / "kernel.py"
+    path.write_text(path.read_text().replace('{"shared_bytes": 1024 * work}', returned))
+
+    assert outcomes(ahead(kernel, [(10, 0), (20, 0)])) == ["build-failed"] * 2

@@ -204,7 +204,10 @@ def test_records_that_do_not_belong_together_are_refused(tmp_path, changes, said
     ("changes", "said"),
     [
         ({"outcome": "skipped", "detail": "a share of 1%"}, "nothing was tuned: a share of 1%"),
+        ({"outcome": "given", "detail": "its files are given"}, "tuned: its files are given"),
         ({"chosen": []}, "nothing was tuned: no size was asked for"),
+        ({"chosen": [entry(1) | {"speedup": "nan"}]}, "no record of a tuning"),
+        ({"chosen": [entry(1) | {"default_s": "inf"}]}, "no record of a tuning"),
         ({"machine": {"device": "cpu"}, "device": "cpu"}, "tuned on the device cpu"),
         ({"kind": "microbench"}, "no record of a tuning"),
         ({"outcome": "lost"}, "no record of a tuning"),

@@ -328,6 +328,8 @@ def tuned(summary: Summary) -> Iterator[Finding]:
             else:
                 told = "; ".join(_choice_text(choice, kernel.size) for choice in better)
                 text = f"is served with tuned parameters: {told}."
+                if tuning.given is not None:
+                    text = f"was not tuned: {tuning.given}. It is served with {told}."
                 if len(better) < len(tuning.choices):
                     left = len(tuning.choices) - len(better)
                     text += f" At {counted(left, 'other size')} the defaults stay."
