@@ -316,6 +316,10 @@ class SGLang:
 
     def lay_out_moe_files(self, files: Sequence[Path], triton: str, root: Path) -> list[Path]:
         """Writes them below ``configs/triton_X_Y_Z/``, for SGLANG_MOE_CONFIG_DIR."""
+        for path in files:
+            if not path.is_file():
+                cure = "Name files; a shell's * stands for all of a folder."
+                raise LeverbenchError("there is no such file", where=str(path), cure=cure)
         read = dict(read_moe_file(path, device=None, version=None) for path in files)
         devices = sorted({name.device for name in read})
         if len(devices) > 1:
@@ -323,7 +327,14 @@ class SGLang:
                 f"the files are for {' and '.join(devices)}",
                 cure="Lay out those of each GPU on their own.",
             )
-        return write_moe_configs(root, triton, read)
+        try:
+            return write_moe_configs(root, triton, read)
+        except OSError as error:
+            raise LeverbenchError(
+                f"the files cannot be written ({error.strerror})",
+                where=str(root),
+                cure="Name a folder that can be filled.",
+            ) from None
 
     def check_files(
         self, settings: EngineSettings, device: str, version: str | None, triton: str | None

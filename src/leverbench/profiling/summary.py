@@ -24,6 +24,14 @@ def summarise_traces(files: Sequence[Path], device: str | None = None) -> dict[s
     Raises:
         LeverbenchError: A file is no trace, or nothing ran on the device.
     """
+    resolved = [path.resolve() for path in files]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise LeverbenchError(
+                "the same trace is named twice",
+                where=str(files[number]),
+                cure="Name each rank's once: their times are summed.",
+            )
     names = [path.name for path in files]
     if len(set(names)) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names)]
