@@ -377,6 +377,12 @@ def _kernels(document: Document, variants: Mapping[str, Variant]) -> dict[str, K
                     where=where,
                     cure=f"Those are what {folder}/kernel.yaml names.",
                 )
+            if kernel.configs is not None and any(isinstance(v, str) for v in shape.values()):
+                raise LeverbenchError(
+                    f"kernels.{name}.shapes: {shape} has a dimension that is no number",
+                    where=where,
+                    cure="Say each as a whole number.",
+                )
         found[name] = for_campaign(kernel, settings)
         if kernel.configs is not None and "sizes" not in settings:
             given = Path(settings["files"]) if "files" in settings else None
