@@ -24,6 +24,7 @@ from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
 from leverbench.kernels.shapes import (
     differences,
+    foreign_files,
     lookups,
     unknown_shapes,
     unread,
@@ -53,6 +54,8 @@ _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 _MEASURING = frozenset(
     {"serve", "bench", "profile", "tune_kernel", "microbench_kernel", "discover_shapes"}
 )
+# Of these, those whose jobs need a variant's server: `results/{campaign}/{variant}/...`.
+_SERVING = ("serve", "bench", "profile")
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
@@ -357,6 +360,7 @@ class Project:
                     cure="Add execution=session to --config: then one job is one session.",
                 )
             preflight(self._chosen, self.directory)
+            self.require_shapes(jobs)
             self._require_same_environment({path for made in jobs.values() for path in made})
         except LeverbenchError as error:
             _exit(error)
@@ -367,11 +371,31 @@ class Project:
         except OSError as error:
             sys.exit(f"leverbench: {error.filename or _SUPERSEDED}: {error.strerror}. Make room.")
 
+    def require_shapes(self, jobs: Mapping[str, Sequence[str]]) -> None:
+        """Refuses to serve a variant without a kernel of its own whose shapes are not known yet.
+
+        Args:
+            jobs: The outputs of the jobs that this run has, by rule.
+
+        Raises:
+            LeverbenchError: Such a variant is among them.
+        """
+        served = {Path(path).parts[2] for rule in _SERVING for path in jobs.get(rule, ())}
+        for name in self.campaign.unshaped:
+            for variant in sorted(served):
+                if name in self.campaign.variants[variant].engine.tuned:
+                    raise LeverbenchError(
+                        f"the shapes of {name} are not known yet, and {variant} is to have it",
+                        where=self.campaign.file,
+                        cure="Run the whole campaign, or first its kernels: snakemake kernels",
+                    )
+
     def describe(self) -> str:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
         told = describe(self.campaign, self.order, self.directory / HISTORY, measured)
-        return "\n".join([told, *differences(self.campaign)])
+        unknown = [f"leverbench: {problem}" for problem in unknown_shapes(self.campaign)]
+        return "\n".join([told, *differences(self.campaign), *unknown])
 
     def end(self, *, failed: bool, again: Callable[[], None] | None) -> None:
         """Ends the server that this run kept, and says where the report is.
@@ -385,9 +409,13 @@ class Project:
                 to make a part of the campaign only.
         """
         stop_now(self.directory)
-        if again is not None and not failed and self.lookups:
-            print("leverbench: the shapes are known now", file=sys.stderr, flush=True)
-            again()
+        if not failed and self.lookups and not lookups(self.campaign):
+            told = "leverbench: the shapes are known now"
+            if again is None:
+                told += ": run the same command again for what comes after them"
+            print(told, file=sys.stderr, flush=True)
+            if again is not None:
+                again()
         settled = self.campaign.until is None or (failed and not self._only_gate_failed())
         if again is not None and not settled and self._grows():
             last = max(session for _, session in self.order)
@@ -551,6 +579,8 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
     if is_dry_run():
         for lacking in missing(project._chosen, directory):
             print(f"leverbench: a run would stop: {lacking}", file=sys.stderr, flush=True)
+        for warning in doubtful(project._chosen):
+            print(warning, file=sys.stderr, flush=True)
     return project
 
 
@@ -739,7 +769,7 @@ def _missing_kernels(campaign: Campaign) -> Iterator[LeverbenchError]:
     for one in prepared:
         if one.toolchain.compiler is None and one.kernel.language != "triton":
             yield lacking_compiler(one.kernel)
-    if prepared and campaign.execution == "session":
+    if (prepared or campaign.unshaped) and campaign.execution == "session":
         yield LeverbenchError(
             "jobs of one session each may run where other processors are, and kernels are built"
             " and tuned for this one",
@@ -752,16 +782,20 @@ def _model(campaign: Campaign, directory: Path) -> Path | None:
     return None if campaign.model_path is None else directory / campaign.model_path
 
 
+def doubtful(campaign: Campaign) -> list[str]:
+    """Returns a warning for each variant whose server is likely not to read its tuned files."""
+    return [
+        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
+        for variant, problem in unread(campaign)
+        if not problem.certain
+    ] + [f"leverbench: {sentence}" for sentence in foreign_files(campaign)]
+
+
 def ignored(campaign: Campaign) -> list[str]:
     """Returns a warning for each variant whose lever the engine is known, or likely, to ignore."""
     if campaign.attached:
         return []
-    doubtful = [
-        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
-        for variant, problem in unread(campaign)
-        if not problem.certain
-    ]
-    return doubtful + [
+    return doubtful(campaign) + [
         f"leverbench: {variant.name}: {variant.engine.name} {version} accepts {key} and reads it"
         " nowhere: the variant will be called not applied"
         for variant in campaign.variants.values()

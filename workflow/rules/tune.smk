@@ -6,13 +6,13 @@ localrules:
 # All of the campaign's kernels, and nothing that they are for.
 rule kernels:
     input:
-        RUN.kernel_records(),
+        [*RUN.lookups, *RUN.kernel_records()],
 
 
 # What was chosen for kernels of the engine's own, in its format and with all times.
 rule export:
     input:
-        RUN.exports(),
+        [*RUN.lookups, *RUN.exports()],
 
 
 rule export_kernel:
