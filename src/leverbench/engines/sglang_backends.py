@@ -186,7 +186,8 @@ def _trtllm(bf16: bool) -> Callable[[GemmShape], bool]:
 
 
 def _cure(argument: str) -> str:
-    return f"Set args: {{{argument}: triton}} in the variant, or do not tune for it."
+    # In the variant alone it would be a second lever.
+    return f"Set args: {{{argument}: triton}} in engine:, for all variants, or do not tune for it."
 
 
 def _listed(shapes: Sequence[GemmShape]) -> str:
