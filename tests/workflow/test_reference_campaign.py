@@ -41,10 +41,15 @@ def test_it_plans_and_says_what_a_run_would_lack(project):
     assert all(line.startswith("leverbench: a run would stop: ") for line in lacking)
     assert any("needs 4 GPUs and nvidia-smi shows 0" in line for line in lacking)
     assert any("models/DeepSeek-V4-Flash: there is no model here" in line for line in lacking)
-    # 13 variants in 3 sessions: 3 workloads at 3 concurrencies each; 2 profiles a workload.
+    # 13 variants in 3 sessions: 3 workloads at 3 concurrencies each; 2 profiles a workload; 6 shapes.
     jobs = project.jobs(*CHOSEN)
     assert jobs == {
         "plan": 1,
+        "build_kernel": 1,
+        "tune_kernel": 6,
+        "verify_kernel": 1,
+        "publish_kernel": 1,
+        "microbench_kernel": 1,
         "serve": 39,
         "bench": 351,
         "profile": 78,
