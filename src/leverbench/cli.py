@@ -15,7 +15,14 @@ from typing import Any
 from leverbench.campaign.model import DEFAULT_EQUAL_WITHIN
 from leverbench.engines import ENGINES, get_engine
 from leverbench.errors import LeverbenchError
-from leverbench.project import DEFAULT_CAMPAIGN, ignored, preflight, read_project
+from leverbench.project import (
+    DEFAULT_CAMPAIGN,
+    doubtful,
+    ignored,
+    missing,
+    preflight,
+    read_project,
+)
 
 
 def main() -> None:
@@ -79,6 +86,11 @@ def _campaign(command: str, file: str) -> None:
     if command == "plan":
         print(project.describe())
         return
+    lacking = list(missing(project.campaign, directory))
+    if lacking:
+        told = [f"leverbench: {problem}" for problem in lacking] + doubtful(project.campaign)
+        told.append("leverbench: so the variants' arguments were not checked")
+        sys.exit("\n".join(told))
     preflight(project.campaign, directory)
     print(f"{file}: nothing stands against a run", *ignored(project.campaign), sep="\n")
 

@@ -24,6 +24,7 @@ from leverbench.kernels.manifest import MANIFEST
 from leverbench.kernels.prepared import Prepared, prepared_kernels, published_kernels
 from leverbench.kernels.shapes import (
     differences,
+    foreign_files,
     lookups,
     unknown_shapes,
     unread,
@@ -53,6 +54,7 @@ _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 _MEASURING = frozenset(
     {"serve", "bench", "profile", "tune_kernel", "microbench_kernel", "discover_shapes"}
 )
+# Of these, those whose jobs need a variant's server: `results/{campaign}/{variant}/...`.
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
@@ -381,7 +383,8 @@ class Project:
         """Returns the plan as text, with how much of it is measured."""
         measured = sum(Path(record).exists() for record in self.point_records())
         told = describe(self.campaign, self.order, self.directory / HISTORY, measured)
-        return "\n".join([told, *differences(self.campaign)])
+        unknown = [f"leverbench: {problem}" for problem in unknown_shapes(self.campaign)]
+        return "\n".join([told, *differences(self.campaign), *unknown])
 
     def end(self, *, failed: bool, again: Callable[[], None] | None) -> None:
         """Ends the server that this run kept, and says where the report is.
@@ -580,6 +583,8 @@ def open_project(directory: Path, config: Mapping[str, Any]) -> Project:
     if is_dry_run():
         for lacking in missing(project._chosen, directory):
             print(f"leverbench: a run would stop: {lacking}", file=sys.stderr, flush=True)
+        for warning in doubtful(project._chosen):
+            print(warning, file=sys.stderr, flush=True)
     return project
 
 
@@ -782,16 +787,20 @@ def _model(campaign: Campaign, directory: Path) -> Path | None:
     return None if campaign.model_path is None else directory / campaign.model_path
 
 
+def doubtful(campaign: Campaign) -> list[str]:
+    """Returns a warning for each variant whose server is likely not to read its tuned files."""
+    return [
+        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
+        for variant, problem in unread(campaign)
+        if not problem.certain
+    ] + [f"leverbench: {sentence}" for sentence in foreign_files(campaign)]
+
+
 def ignored(campaign: Campaign) -> list[str]:
     """Returns a warning for each variant whose lever the engine is known, or likely, to ignore."""
     if campaign.attached:
         return []
-    doubtful = [
-        f"leverbench: {variant}: likely {problem.message}. {problem.cure}"
-        for variant, problem in unread(campaign)
-        if not problem.certain
-    ]
-    return doubtful + [
+    return doubtful(campaign) + [
         f"leverbench: {variant.name}: {variant.engine.name} {version} accepts {key} and reads it"
         " nowhere: the variant will be called not applied"
         for variant in campaign.variants.values()

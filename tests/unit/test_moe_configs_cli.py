@@ -39,3 +39,14 @@ def test_one_that_is_no_good_is_one_message(tmp_path):
     said = lay_out(tmp_path / "moe", tmp_path / NAME, other)
     assert "the files are for NVIDIA_H100 and NVIDIA_H200" in said.stderr
     assert not (tmp_path / "moe").exists()
+    said = lay_out(tmp_path / "moe", tmp_path / "none.json")
+    assert f"{tmp_path / 'none.json'}: there is no such file. Name files" in said.stderr
+
+
+def test_a_place_that_is_no_folder_is_one_message(tmp_path):
+    (tmp_path / NAME).write_text(json.dumps({"1": CONFIG}))
+
+    said = lay_out(tmp_path / NAME, tmp_path / NAME)
+
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert f"{tmp_path / NAME}: the files cannot be written" in said.stderr

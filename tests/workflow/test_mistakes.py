@@ -151,10 +151,10 @@ def test_another_version_of_the_engine(project):
 
 def test_a_kernel_that_is_not_there(project):
     variants = project.campaign()["variants"]
-    variants["tuned"] = {"from": "baseline", "lever": "gemm", "tuned": ["w8a8-block-fp8"]}
+    variants["tuned"] = {"from": "baseline", "lever": "gemm", "tuned": ["w8a8-block-int8"]}
     project.change(variants=variants)
 
-    assert "there is no kernel w8a8-block-fp8" in message(project.snakemake())
+    assert "there is no kernel w8a8-block-int8" in message(project.snakemake())
 
 
 @pytest.mark.parametrize("path", ["plan.json", "threads/s1/server.json"])

@@ -45,6 +45,11 @@ def test_it_plans_and_says_what_a_run_would_lack(project):
     jobs = project.jobs(*CHOSEN)
     assert jobs == {
         "plan": 1,
+        "build_kernel": 1,
+        "tune_kernel": 6,
+        "verify_kernel": 1,
+        "publish_kernel": 1,
+        "microbench_kernel": 1,
         "serve": 39,
         "bench": 351,
         "profile": 78,

@@ -219,15 +219,21 @@ def describe(campaign: Campaign, order: Sequence[Session], history: Path, measur
     if any(variant.engine.tuned for variant in campaign.variants.values()):
         lines.append("kernels")
     for kernel in campaign.kernels.values():
-        candidates = math.prod(map(len, kernel.parameters.values()))
+        tried = f"{math.prod(map(len, kernel.parameters.values()))} candidates"
+        source = f"files of {kernel.given}" if kernel.given else tried
         at = f" at {kernel.size} {', '.join(map(str, kernel.sizes))}" if kernel.size else ""
-        lines.append(f"  {kernel.name}: {candidates} candidates, {len(kernel.shapes)} shapes{at}")
-        shapes = (" ".join(f"{n}={value}" for n, value in shape.items()) for shape in kernel.shapes)
-        lines.append(f"    {', '.join(shapes)}")
-    lines += [f"  {name}: its shapes are not known yet" for name in campaign.unshaped]
+        shapes = "1 shape" if len(kernel.shapes) == 1 else f"{len(kernel.shapes)} shapes"
+        lines.append(f"  {kernel.name}: {source}, {shapes}{at}")
+        named = (" ".join(f"{n}={value}" for n, value in shape.items()) for shape in kernel.shapes)
+        lines.append(f"    {', '.join(named)}")
+    for name in campaign.unshaped:
+        seen = campaign.shapes_from[name] == "discover"
+        lines.append(
+            f"  {name}: its shapes are not known yet" + (": a launch will tell" if seen else "")
+        )
     known = {**campaign.kernels, **campaign.unshaped}
-    named = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)
-    lines += [f"  {name}: there is no such kernel" for name in named if name not in known]
+    asked = dict.fromkeys(n for v in campaign.variants.values() for n in v.engine.tuned)
+    lines += [f"  {name}: there is no such kernel" for name in asked if name not in known]
     lines.append("order")
     blocks: dict[int, list[str]] = {}
     for name, session in order:

@@ -54,6 +54,10 @@ def _message(document: Document, error: ValidationError, example: str) -> Leverb
         if len(keys) == 2 and keys[0] == "variants":
             cure = "Write {} for a variant that changes nothing."
         return LeverbenchError(f"{name or 'the file'} is empty", where=where, cure=cure)
+    if error.validator == "uniqueItems":
+        twice = next(item for item in error.instance if error.instance.count(item) > 1)
+        what = f"{name}: {twice} stands there twice"
+        return LeverbenchError(what, where=where, cure="Name it once.")
     description = error.schema.get("description") if isinstance(error.schema, dict) else None
     what = error.message
     if error.validator == "pattern" and keys[-1:] in (("attach",), ("url",)):

@@ -320,6 +320,10 @@ class SGLang:
         """Writes them below ``configs/triton_X_Y_Z/``, for SGLANG_MOE_CONFIG_DIR."""
         from leverbench.engines.sglang_configs import read_moe_file, write_moe_configs
 
+        for path in files:
+            if not path.is_file():
+                cure = "Name files; a shell's * stands for all of a folder."
+                raise LeverbenchError("there is no such file", where=str(path), cure=cure)
         read = dict(read_moe_file(path, device=None, version=None) for path in files)
         devices = sorted({name.device for name in read})
         if len(devices) > 1:
@@ -327,7 +331,14 @@ class SGLang:
                 f"the files are for {' and '.join(devices)}",
                 cure="Lay out those of each GPU on their own.",
             )
-        return write_moe_configs(root, triton, read)
+        try:
+            return write_moe_configs(root, triton, read)
+        except OSError as error:
+            raise LeverbenchError(
+                f"the files cannot be written ({error.strerror})",
+                where=str(root),
+                cure="Name a folder that can be filled.",
+            ) from None
 
     def check_files(
         self, settings: EngineSettings, device: str, version: str | None, triton: str | None

@@ -189,7 +189,10 @@ def _trtllm(bf16: bool) -> Callable[[GemmShape], bool]:
 
 
 def _cure(argument: str) -> str:
-    return f"Set args: {{{argument}: triton}} in the variant, or do without these files."
+    # In the variant alone it would be a second lever.
+    return (
+        f"Set args: {{{argument}: triton}} in engine:, for all variants, or do without these files."
+    )
 
 
 def _listed(shapes: Sequence[GemmShape]) -> str:

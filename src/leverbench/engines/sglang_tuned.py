@@ -1,6 +1,6 @@
 """SGLang's block-scaled FP8 GEMM, whose Triton kernel reads its parameters from files."""
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

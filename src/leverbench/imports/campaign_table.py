@@ -11,6 +11,15 @@ from leverbench.imports.record import Record, RecordedVariant, workload_name
 from leverbench.imports.tables import Line, read_lines
 
 COLUMNS = ("config", "parent", "lever", "concurrency", "output_tok_per_s")
+_OPTIONAL = (
+    "num_prompts",
+    "input_tokens",
+    "output_tokens",
+    "tpot_ms",
+    "ttft_ms",
+    "accept_length",
+    "note",
+)
 # "mem-fraction-static 0.70->0.60" in a note: a setting that changed beside the lever.
 _CHANGE = re.compile(
     r"([A-Za-z_][\w.-]*)[ =:]+([^\s,;()]+?) ?(?:->|\N{RIGHTWARDS ARROW}) ?([^\s,;()]+)"
@@ -31,7 +40,7 @@ def read_campaign_tables(paths: Sequence[Path]) -> Record:
     Raises:
         LeverbenchError: A line is not what it should be, or contradicts another; with the cure.
     """
-    lines = [line for path in paths for line in read_lines(path, COLUMNS)]
+    lines = [line for path in paths for line in read_lines(path, COLUMNS, _OPTIONAL)]
     variants = _variants(lines)
     workloads: dict[str, Mapping[str, Any]] = {}
     rows: dict[tuple[str, str, int], Row] = {}

@@ -9,6 +9,7 @@ from leverbench.imports.record import RecordedCategory, RecordedProfile
 from leverbench.imports.tables import Line, read_lines
 
 COLUMNS = ("profile", "category", "share_of_decode")
+_OPTIONAL = ("kernel", "grid_blocks", "sm_count", "uses_tensor_cores")
 # Shares are written with two digits or so: their sum may pass 1 by rounding.
 _MOST = 1.01
 _CONCURRENCY = re.compile(r"(?<![a-z0-9])c([1-9][0-9]*)(?![0-9])", re.IGNORECASE)
@@ -24,7 +25,7 @@ def read_profile_table(path: Path) -> list[RecordedProfile]:
         LeverbenchError: A line is not what it should be; with the cure.
     """
     profiles: dict[str, list[RecordedCategory]] = {}
-    for line in read_lines(path, COLUMNS):
+    for line in read_lines(path, COLUMNS, _OPTIONAL):
         entries = profiles.setdefault(line.need("profile"), [])
         entry = _entry(line)
         if entry.category in [other.category for other in entries]:

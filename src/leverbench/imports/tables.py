@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from leverbench.errors import LeverbenchError
@@ -109,12 +110,14 @@ def _cells(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
         ) from None
 
 
-def read_lines(path: Path, required: Sequence[str]) -> list[Line]:
+def read_lines(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> list[Line]:
     """Reads a table.
 
     Args:
         path: The file.
         required: Columns that it must have.
+        optional: Further columns that are read. Others may be there, unless their names look like
+            one of these, misspelt: what they hold would be missing in the report, unsaid.
 
     Raises:
         LeverbenchError: It lacks one, has no line, or a line has more cells than columns.
@@ -126,6 +129,16 @@ def read_lines(path: Path, required: Sequence[str]) -> list[Line]:
             where=f"{path}:1",
             cure=f"The first line must name {', '.join(required)}.",
         )
+    absent = [name for name in optional if name not in names]
+    for name in names:
+        if name not in (*required, *optional) and (
+            meant := get_close_matches(name, absent, 1, 0.88)
+        ):
+            raise LeverbenchError(
+                f"there is no column {name}",
+                where=f"{path}:1",
+                cure=f"Call it {meant[0]}, if that is what it holds; else give it another name.",
+            )
     reader = csv.reader(read_text(path).splitlines())
     next(reader)
     lines = []

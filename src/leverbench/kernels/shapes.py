@@ -86,6 +86,28 @@ def unread(campaign: Campaign) -> Iterator[tuple[str, Unread]]:
             yield variant.name, problem
 
 
+def foreign_files(campaign: Campaign) -> Iterator[str]:
+    """Yields, as sentences, for which variants no given file is for a shape of the model's.
+
+    Args:
+        campaign: By `with_shapes`.
+    """
+    for kernel in campaign.kernels.values():
+        if kernel.given is None:
+            continue
+        for variant in _given(campaign, kernel):
+            try:
+                derived = [(one.n, one.k) for one in _derived(campaign, kernel, variant)]
+            except LeverbenchError:
+                continue  # then it is not known
+            if not any((shape["N"], shape["K"]) in derived for shape in kernel.shapes):
+                layers = ", ".join(f"N={n} K={k}" for n, k in dict.fromkeys(derived))
+                yield (
+                    f"{variant.name}: likely none of the files in {kernel.given} is read: the"
+                    f" model's shapes are {layers}. Take files of these."
+                )
+
+
 def _gpu(campaign: Campaign) -> tuple[str | None, tuple[int, int] | None]:
     """Returns name and compute capability of the campaign's GPU, None for what is not known."""
     name = campaign.device or next((name for name, _ in installed_gpus()), None)

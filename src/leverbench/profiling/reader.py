@@ -409,7 +409,8 @@ class _Reading:
             return f"there is no whole event in the trace: {self.broken}"
         if not self._has_events:
             return "not a trace of the torch profiler (no JSON object with a list of traceEvents)"
-        return f"no event of the torch profiler in the trace ({self.left_out} are unusable)"
+        unusable = f" ({self.left_out} are unusable)" if self.left_out else ""
+        return f"no event of the torch profiler in the trace{unusable}"
 
     def _read_object(self) -> None:
         text = self._text

@@ -25,6 +25,14 @@ def summarise_traces(files: Sequence[Path], device: str | None = None) -> dict[s
     Raises:
         LeverbenchError: A file is no trace, or nothing ran on the device.
     """
+    resolved = [path.resolve() for path in files]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise LeverbenchError(
+                "the same trace is named twice",
+                where=str(files[number]),
+                cure="Name each rank's once: their times are summed.",
+            )
     # A file's name can be too long for what is named after it, or no text.
     names = [os.fsencode(path.name).decode(errors="replace") for path in files]
     if len(set(names)) < len(names):

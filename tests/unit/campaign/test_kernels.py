@@ -73,6 +73,8 @@ def test_a_kernel_whose_folder_is_missing_can_be_planned(kernels):
         ("{gemm: {sizes: [1]}}", "kernels.gemm: no variant is given it"),
         ("{scale: {sizes: [0]}}", "kernels.scale.sizes.0: 0 is less than the minimum of 1"),
         ("{scale: {shapes: [{depth: 1}]}}", "{'depth': 1} does not have the dimensions width"),
+        ("{scale: {sizes: [1, 8, 8]}}", "kernels.scale.sizes: 8 stands there twice. Name it once."),
+        ("{scale: {shapes: [{width: 0}]}}", "shapes.0.width: 0 is less than the minimum of 1"),
         ("{scale: {file: x}}", "unknown key 'file'"),
         ("{scale: {path: kernels/none}}", "kernels.scale.path: kernels/none is no folder"),
     ],

@@ -370,7 +370,7 @@ def test_a_cross_of_a_confounded_variant_is_confounded(tmp_path):
         ("x: {cross: [f32, mtp], args: {y: 1}}\n", "cross and args exclude each other"),
         ("x: {cross: [f32, mtp], sweep: {y: [1]}}\n", "cross and sweep exclude each other"),
         ("x: {cross: [f32]}\n", "variants.x.cross: ['f32'] is too short"),
-        ("x: {cross: [f32, f32]}\n", "non-unique"),
+        ("x: {cross: [f32, f32]}\n", "variants.x.cross: f32 stands there twice. Name it once."),
         ("x: {cross: [f32, none]}\n", "cross: none is not a variant that can be crossed"),
         (
             "x: {cross: [f32, mtp]}\ny: {cross: [x, proto]}\n",

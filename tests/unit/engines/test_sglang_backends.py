@@ -19,7 +19,9 @@ def shape(n: int, k: int, block: int = 128) -> GemmShape:
 FLASH = [shape(1536, 4096), shape(8192, 1024), shape(4096, 512)]
 ODD = shape(2080, 7168)  # N is a multiple of 32, not of 64
 TRITON = {"fp8-gemm-backend": "triton"}
-CURE = "Set args: {fp8-gemm-backend: triton} in the variant, or do without these files."
+CURE = (
+    "Set args: {fp8-gemm-backend: triton} in engine:, for all variants, or do without these files."
+)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,14 @@ def test_a_bad_line_of_a_profile_is_named(write, lines, message):
     assert message in str(error.value)
 
 
+def test_a_misspelt_column_is_not_passed_over(write):
+    path = write(PROFILE.replace("grid_blocks", "grid_block"), "x,gemm,0.1,k,64,170,")
+    with pytest.raises(LeverbenchError, match="there is no column grid_block"):
+        read_profile_table(path)
+    (profile,) = read_profile_table(write(f"{PROFILE},remark", "x,gemm,0.1,k,64,170,,seen"))
+    assert profile.entries[0].blocks == 64
+
+
 @pytest.mark.parametrize(
     ("name", "concurrency"),
     [("c16", 16), ("decode-C8", 8), ("first", None), ("misc16", None), ("c1 long", 1)],

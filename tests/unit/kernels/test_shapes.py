@@ -10,17 +10,20 @@ from unit.campaign.campaign_files import load
 
 from leverbench.campaign.file import load_campaign
 from leverbench.campaign.model import Campaign
+from leverbench.campaign.plan import describe
 from leverbench.engines import get_engine
 from leverbench.engines.sglang_configs import file_name
 from leverbench.errors import LeverbenchError
 from leverbench.kernels.shapes import (
     differences,
+    foreign_files,
     lookups,
     record_lookups,
     unknown_shapes,
     unread,
     with_shapes,
 )
+from leverbench.project import read_project
 from leverbench.tuning.shapes import LookedUp
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,6 +176,38 @@ def test_what_is_discovered_is_known_when_its_record_is_there(project):
     assert sum("is only derived" in line for line in told) == 3
 
 
+def test_a_plan_tells_why_shapes_are_not_known(project):
+    (project / "m.json").unlink()
+    (project / "c.yaml").write_text(HEAD + "variants:\n  a: {}\n  b: {tuned: [w8a8-block-fp8]}\n")
+
+    text = read_project(project, {"campaign": "c.yaml"}).describe()
+
+    assert f"{KERNEL}: its shapes are not known yet" in text
+    assert "models/m/config.json or m.json: the shapes of w8a8-block-fp8 come from" in text
+    kernels = f"kernels: {{{KERNEL}: {{shapes: discover}}}}\n"
+    (project / "c.yaml").write_text((project / "c.yaml").read_text() + kernels)
+    text = read_project(project, {"campaign": "c.yaml"}).describe()
+    assert text.count("shapes") == 1
+    assert f"{KERNEL}: its shapes are not known yet: a launch will tell" in text
+
+
+def test_no_point_is_measured_while_its_kernel_lacks_shapes(project):
+    text = HEAD + f"kernels: {{{KERNEL}: {{shapes: discover}}}}\n"
+    (project / "c.yaml").write_text(text + "variants:\n  a: {}\n  b: {tuned: [w8a8-block-fp8]}\n")
+    found = read_project(project, {"campaign": "c.yaml"})
+
+    found._require_shapes({"serve": ["results/small/a/s1/server.json"]})
+    with pytest.raises(
+        LeverbenchError, match="b is given w8a8-block-fp8, whose shapes are not known yet"
+    ):
+        found._require_shapes({"bench": ["results/small/b/s1/random/c1.json"]})
+
+
+def test_listed_dimensions_are_numbers(project):
+    with pytest.raises(LeverbenchError, match="N cannot be 'a'"):
+        campaign(project, "shapes: [{N: a, K: 512}]")
+
+
 def test_servers_that_differ_in_nothing_else_are_launched_once(project):
     variants = (
         VARIANTS + "c: {from: b, lever: seed, args: {random-seed: 2}}\nd: {from: b, control: a-a}\n"
@@ -245,10 +280,17 @@ def test_given_files_say_what_they_are_for(project):
     config |= {"num_warps": 4, "num_stages": 3}
     calls = [{"dimensions": {"N": 256, "K": 512, "M": m}, "config": config} for m in (1, 24)]
     files.write(project / "tuned", device, calls)
+    own = [{**calls[0], "dimensions": {"N": 1536, "K": 512, "M": 1}}]
+    files.write(project / "own", device, own)
+    assert list(foreign_files(campaign(project, "files: own"))) == []
 
     kernel = campaign(project, "files: tuned").kernels[KERNEL]
     assert (kernel.shapes, kernel.sizes) == (({"N": 256, "K": 512},), (1, 24))
     (file,) = (project / "tuned").iterdir()
+    (told,) = foreign_files(campaign(project, "files: tuned"))
+    assert "b: likely none of the files in tuned is read: the model's shapes are N=1536 K=5" in told
+    text = describe(campaign(project, "files: tuned"), [], project / "none.jsonl", 0)
+    assert f"{KERNEL}: files of tuned, 1 shape at M 1, 24" in text
     before = kernel.space_digest
     file.write_text(file.read_text().replace('"num_stages": 3', '"num_stages": 4'))
     assert campaign(project, "files: tuned").kernels[KERNEL].space_digest != before

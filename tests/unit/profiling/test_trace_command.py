@@ -56,6 +56,12 @@ def test_the_cpu_counts_where_it_is_asked_for_or_alone(command, tmp_path):
     assert "time on the GPU" in command(both)
 
 
+def test_a_trace_counts_once(command):
+    trace = DATA / "decode-c16-gpu.trace.json.gz"
+    with pytest.raises(SystemExit, match="the same trace is named twice"):
+        command(trace, DATA / ".." / "data" / trace.name)
+
+
 def test_ranks_are_traces_side_by_side(command, tmp_path):
     steps = [(kernel("a", 10 * i, 4), kernel("nccl", 10 * i + 5, 3)) for i in range(4)]
     late = [(kernel("a", 10 * i, 6), kernel("nccl", 10 * i + 7, 1)) for i in range(4)]
