@@ -54,7 +54,6 @@ _CONFIG_KEYS = ("campaign", "sessions", "only", *RUN_KEYS)
 _MEASURING = frozenset(
     {"serve", "bench", "profile", "tune_kernel", "microbench_kernel", "discover_shapes"}
 )
-# Of these, those whose jobs need a variant's server: `results/{campaign}/{variant}/...`.
 # What a run measures again is kept here, by path and launch.
 _SUPERSEDED = Path("state/superseded")
 # Where a campaign that runs until it is decided stops in any case.
