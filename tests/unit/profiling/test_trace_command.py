@@ -186,8 +186,9 @@ def test_a_reader_of_the_output_that_has_enough_is_no_error(tmp_path):
 @pytest.mark.server
 def test_descriptors_are_read_wherever_their_reader_runs(tmp_path):
     trace = write_trace(tmp_path / "t.json", kernel("a", 0, 5))
+    second = write_trace(tmp_path / "u.json", kernel("a", 0, 5))
     program = "import leverbench.cli as cli; cli.main()"
-    with trace.open("rb") as one, trace.open("rb") as other:
+    with trace.open("rb") as one, second.open("rb") as other:
         fds = (one.fileno(), other.fileno())
         command = [sys.executable, "-c", program, "trace", *(f"/dev/fd/{fd}" for fd in fds)]
         done = subprocess.run(command, pass_fds=fds, capture_output=True, text=True, check=True)
