@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -287,8 +288,11 @@ def _lookup(campaign: Campaign, kernel: Kernel, variant: Variant) -> tuple[Path,
     """Returns the launch that shows a variant's shapes, and the path of its record."""
     bare = replace(variant, engine=replace(variant.engine, tuned=()), delta={})
     launch = launch_slice(replace(campaign, variants={bare.name: bare}), bare.name, 1)
-    # What is looked up depends on the server alone.
+    # What is looked up depends on the server alone: its settings, its model and its engine.
     params = launch.as_params() | dict.fromkeys(("campaign", "variant", "probe"))
+    with suppress(LeverbenchError):
+        params["model_config"] = _model_config(campaign)
+        params["engine_digest"] = identify(variant.engine).digest
     digest = records.digest(params)[:16]
     return _LOOKUPS / kernel.name / "shapes" / f"{digest}.json", launch
 

@@ -216,6 +216,13 @@ def test_servers_that_differ_in_nothing_else_are_launched_once(project):
     assert len(lookups(campaign(project, "shapes: discover", variants))) == 2
 
 
+def test_another_model_is_another_launch(project):
+    before = set(lookups(campaign(project, "shapes: discover")))
+    (project / "m.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
+
+    assert before.isdisjoint(lookups(campaign(project, "shapes: discover")))
+
+
 def test_a_server_that_looks_nothing_up_is_an_error(project):
     ((path, launch),) = lookups(campaign(project, "shapes: discover")).items()
 
