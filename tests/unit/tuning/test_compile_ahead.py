@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,14 @@ def compile(dimensions, config, capability):
 """
 # Of a block of sm_120, in KiB.
 LIMIT = 99
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Fails a test after which a process runs, or waits to be reaped, that did not before it."""
+    before = set(psutil.Process().children())
+    yield
+    assert set(psutil.Process().children()) <= before
 
 
 @pytest.fixture
@@ -102,7 +111,6 @@ def test_one_that_does_not_end_is_ended_and_the_others_go_on(kernel):
     results = ahead(kernel, [(3, 0), *((work, 0) for work in range(10, 20))], limit_s=2)
 
     assert outcomes(results) == ["timed-out", *range(10, 20)]
-    assert not psutil.Process().children()
 
 
 def test_what_differs_in_what_is_shared_is_compiled_once(kernel):
@@ -166,7 +174,6 @@ def test_who_is_interrupted_leaves_no_verdict_on_what_was_under_way(kernel, monk
     with pytest.raises(KeyboardInterrupt):
         ahead(kernel, [(3, 0), (20, 0), (30, 0)])
 
-    assert not psutil.Process().children()
     lines = (kernel.folder / "journal.jsonl").read_text()
     assert "invalid" not in lines
     assert '"work": 3}' not in lines
@@ -185,7 +192,6 @@ def test_a_cancelled_request_says_nothing_of_a_candidate(kernel):
 
     timer.join()
     interpreter.close()
-    assert not psutil.Process().children()
 
 
 def test_an_interpreter_that_cannot_load_the_kernel_is_told(kernel):
@@ -193,7 +199,6 @@ def test_an_interpreter_that_cannot_load_the_kernel_is_told(kernel):
 
     with pytest.raises(LeverbenchError, match=r"cannot load the kernel: .*no_such_module"):
         ahead(kernel, [(10, 0), (20, 0), (30, 0)])
-    assert not psutil.Process().children()
 
 
 @pytest.mark.parametrize(
