@@ -52,13 +52,13 @@ def last_cause(project: ProjectCopy) -> str:
     return json.loads(account.read_text().splitlines()[-1])["cause"]
 
 
-# What is done to a run, and whether it heals within the run.
 def void_at_first(project: ProjectCopy) -> int:
     """Returns how often the machine has disturbed the first point."""
     account = project.path / "state/attempts" / f"{FIRST}.jsonl"
     return len(account.read_text().splitlines()) if account.exists() else 0
 
 
+# What is done to a run, and whether it heals within the run.
 ACTIONS: dict[str, tuple[Callable[[ProjectCopy, int], None], bool]] = {
     "snakemake": (lambda project, run: kill(run), False),
     "server": (lambda project, run: kill(state(project)["server"][0]), True),
