@@ -136,15 +136,17 @@ def _write_configs(
     """
     configs = package / "configs"
     configs.mkdir(parents=True)
-    shapes = dict.fromkeys((int(c["dimensions"]["N"]), int(c["dimensions"]["K"])) for c in chosen)
+    shapes: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for call in chosen:
+        shapes.setdefault((call["dimensions"]["N"], call["dimensions"]["K"]), []).append(call)
     files = []
-    for n, k in shapes:
-        calls = [c for c in chosen if (c["dimensions"]["N"], c["dimensions"]["K"]) == (n, k)]
+    for (n, k), calls in shapes.items():
         (path,) = tuned.write(configs, device, calls)
         files.append({"N": n, "K": k, "name": path.name, "sha256": _sha256(path)})
-    (package / "__init__.py").write_text(tuned.loader(), encoding="utf-8")
+    loader = tuned.loader()
+    (package / "__init__.py").write_text(loader, encoding="utf-8")
     by_name = {file["name"]: file["sha256"] for file in files}
-    about = {"digest": records.digest([by_name, tuned.loader()]), "device": device}
+    about = {"digest": records.digest([by_name, loader]), "device": device}
     said = {**about, "device": tuned.device_part(device), "files": by_name}
     (package / "configs.json").write_text(json.dumps(said, indent=2) + "\n")
     return {**about, "tuned_files": files}
